@@ -1,5 +1,5 @@
-// Blocks of keys of the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of its path.
-// So a token's key may be in several jobs, one for each segment that sees it. They add to its dk and dv one after
+// The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of its
+// path. So a token's key may be in several jobs, one for each segment that sees it. They add to its dk and dv one after
 // another.
 #pragma once
 

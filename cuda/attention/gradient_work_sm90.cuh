@@ -29,8 +29,8 @@ struct GradientTile {
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
   static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024 bytes align the start
-  // A tile of dq has the sums of each half of the columns. In a step, a warpgroup stores four sums of each thread.
-  // four_at: where the fours of step `four` lie, in units of 128 fours. column_of: their first column.
+  // A tile of dq has the sums of each half of the columns. In each step, a warpgroup stores four sums per thread.
+  // four_at: index of the sums of step `four`, in units of 128 float4. column_of: first column of these sums.
   static constexpr int kFours = kQueryColumns / 8;
   static __device__ __forceinline__ int four_at(int half, int four) { return half * kFours + four; }
   static __device__ __forceinline__ int column_of(int half, int four) { return half * kQueryColumns + four * 8; }

@@ -1,4 +1,4 @@
-// CUDA's vocabulary for attention's tiles.
+// The primitives of attention's tiles (kernels/attention_multiply.h) on CUDA.
 #pragma once
 
 #include "../common/kernel_memory.h"

@@ -141,8 +141,8 @@ __device__ __forceinline__ void wait_for_writes() {  // until all of this thread
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Turns at a sum in memory. A counter holds the number of finished additions; a block that reads the raised counter
-// also sees these additions.
+// Blocks take turns to add to a sum in memory. A counter holds the number of finished additions; a block that reads the
+// raised counter also sees these additions.
 __device__ __forceinline__ void wait_for_turn(const std::uint32_t* counter, std::uint32_t turn) {
   std::uint32_t done;
   do {

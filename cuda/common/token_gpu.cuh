@@ -1,4 +1,4 @@
-// CUDA's vocabulary for the passes over tokens (rlk/kernels/token_kernels.h).
+// The primitives of passes over tokens (rlk/kernels/token_kernels.h) on CUDA.
 #pragma once
 
 #include "launch.h"

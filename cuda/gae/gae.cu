@@ -61,7 +61,7 @@ struct LaneTokens {
   FourTokens reward, value, logprob, rollout_logprob;
   TokenMasks<kWideMask> mask;
 
-  // The number of the four that are tokens of the sequence.
+  // How many of a lane's four places hold tokens of the sequence.
   __device__ __forceinline__ static int count_of(std::int64_t length, int chunk, int lane) {
     if (chunk < 0) return 0;
     const std::int64_t left = length - std::int64_t{chunk} * kScanChunk;

@@ -78,7 +78,8 @@ template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {
   // The clamp does not change S: the largest exponential of the leaf is at least 1/2, and terms of 2^-120 or less are
-  // rounded away beside it. Sums of z, of squares, and the portable exponential's exponents need the clamp.
+  // rounded away beside it. The clamp matters only for sums of z, for sums of squares, and for the exponents of the
+  // portable exponential.
   constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
   float largest[kLeaves][kTileRows], smallest[kLeaves][kTileRows];
 #pragma unroll

@@ -275,7 +275,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       if (!map_.has_columns(i)) reinterpret_cast<uint4*>(mask_)[i] = make_uint4(0, 0, 0, 0);
     }
   }
-  // The random words, before a barrier.
+  // Computes the random words. The caller passes a barrier next.
   __device__ void find_words() const {
     if (thread() >= kDrawWords) return;
     s_.words[thread()] = DrawWords<PlainMemory>(p_, row_)(draw_word(thread(), map_.height));
