@@ -1,4 +1,4 @@
-// The vocabulary of attention's tiles, on HIP and under its emulation.
+// The primitives of attention's tiles (kernels/attention_multiply.h), on HIP and under its emulation.
 #pragma once
 
 #include "hip/attention/launches.h"

@@ -1,4 +1,4 @@
-// HIP's vocabulary for the passes over tokens (rlk/kernels/token_kernels.h).
+// The primitives of passes over tokens (rlk/kernels/token_kernels.h) on HIP.
 #pragma once
 
 #include "hip/common/wave.h"
