@@ -1,5 +1,5 @@
 // THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from
-// those of the sampling engine. Rule numbers refer to docs/numerics.md. Formulas that verl has are verl's;
+// those of the sampling engine. Rule numbers refer to docs/numerics.md. Metrics that verl also has use verl's formulas;
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
 // exp and expm1 come from math/.
 //

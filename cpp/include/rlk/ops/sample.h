@@ -99,7 +99,7 @@
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
-//   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last one kept
+//   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column
 //   round 4: nothing; the root and the drawn column are those of the kept columns
 // Round 2 knows the row's reference, since round 1 has all first ranks. The bins of round 2 hold at most `step` columns
 // of each shard. Their counts tell which bin has the k-th column. The total of top_p is known up to the mass of that
