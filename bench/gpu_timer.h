@@ -20,7 +20,7 @@ inline bool has_hopper() {
   return false;
 }
 
-// `calls` calls of `enqueue` as one graph, and the time of its replays.
+// Captures `calls` calls of `enqueue` in one graph, replays the graph and times it.
 class Replay {
  public:
   Replay(const std::function<void(cudaStream_t, int)>& enqueue, int calls) : calls_(calls) {

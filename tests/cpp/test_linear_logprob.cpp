@@ -36,7 +36,7 @@ std::vector<std::uint16_t> bf16(std::size_t size, float scale, unsigned seed) {
 constexpr Device kDevice{DeviceType::kRocm, 0};
 constexpr Arithmetic kArithmetic = Arithmetic::kGfx942;
 constexpr bool kOwnsWorkspace = false;
-constexpr std::int64_t kWorkspaces[] = {0, 16};  // in sixteenths of the way from the least to the most workspace
+constexpr std::int64_t kWorkspaces[] = {0, 16};  // n: size least + n / 16 * (most - least)
 #else
 constexpr Device kDevice{DeviceType::kCpu, 0};
 constexpr Arithmetic kArithmetic = Arithmetic::kIeee;

@@ -139,7 +139,7 @@ TEST_P(LinearSample, IsSampleOfLinearInAnyWorkspace) {
   std::vector<unsigned char> memory(static_cast<std::size_t>(range.most) + 512);
   const auto first = reinterpret_cast<std::uintptr_t>(memory.data());
   p.workspace = memory.data() + (256 - first % 256) % 256;
-  for (const std::int64_t part : {0, 5, 16}) {  // in sixteenths of the way from the least to the most workspace
+  for (const std::int64_t part : {0, 5, 16}) {  // sizes: least + part / 16 * (most - least)
     p.workspace_bytes = range.least + (range.most - range.least) * part / 16;
     SCOPED_TRACE(p.workspace_bytes);
     constexpr unsigned char kCanary = 0x5a;  // the bytes after the workspace must keep this value
