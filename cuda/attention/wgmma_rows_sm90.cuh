@@ -323,7 +323,7 @@ class WgmmaRows {
     }
     return factors;
   }
-  // Part `part` of kParts.
+  // Rescales part `part` of the sums, which are cut into kParts.
   template <int kParts>
   __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
     constexpr int kEach = Tile::kSums / kParts;

@@ -1,7 +1,7 @@
 // Matrix product for compute capability 8.0 and later. cp.async fills a ring of stages; ldmatrix and mma.sync.m16n8k16
-// multiply them. Each block computes one tile of D over the whole contraction. A large D is bound by the tensor cores,
-// few rows by memory. Few rows therefore take small tiles and long stages, so that every multiprocessor has weights of
-// several blocks in flight.
+// multiply them. Each block computes one tile of D over the whole contraction. The tensor cores bound products with a
+// large D, and memory bounds products with few rows. Few rows therefore take small tiles and long stages, so that every
+// multiprocessor has weights of several blocks in flight.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"

@@ -102,7 +102,7 @@ RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf
   }
 }
 
-// Statistics of a leaf by its two lanes; both receive them.
+// The two lanes of a leaf compute its statistics; both receive them.
 template <class T, bool kMoments>
 RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Storage* leaf, int columns, int half,
                                    float c) {
