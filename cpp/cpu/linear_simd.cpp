@@ -1,6 +1,6 @@
 // Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and operations on sums.
 // IEEE tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma. The fma units bound
-// them. Tiles of matrix units take about ten vector instructions per product.
+// these tiles. Tiles of matrix units take about ten vector instructions per product.
 #include "linear_simd.h"
 
 #include <type_traits>

@@ -240,8 +240,8 @@ TEST_F(Attention, Softcaps) {
   }
 }
 
-// Sinks have every size; some are none, some fail their heads. Some rows have only products of -Inf. There are more
-// rows than a group of 64, and several splits.
+// Sinks have every size; some contribute nothing, and some make the rows of their heads NaN. Some rows have only
+// products of -Inf. There are more rows than a group of 64, and several splits.
 TEST_F(Attention, Sinks) {
   unsigned seed = 130;
   for (const Data data : {Data::kNormal, Data::kSpecial, Data::kWide}) {

@@ -1,6 +1,6 @@
 // Backward of attention for the kernels of CUDA and HIP. It computes delta of each row, then dq by tiles of queries,
 // then dk and dv by tiles of keys. One thread computes each chain. So there are no atomics and no sums across blocks,
-// but scores are computed twice. The fp32 units bound it.
+// but scores are computed twice. The fp32 units bound the kernels.
 #pragma once
 
 #include "rlk/kernels/attention_multiply.h"

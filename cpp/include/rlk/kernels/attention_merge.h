@@ -1,5 +1,5 @@
 // Merge of attention's partials, or of normalised parts. A thread folds eight columns of a row and head over the
-// splits, in ascending order. For CUDA and HIP. Memory bandwidth bounds it.
+// splits, in ascending order. For CUDA and HIP. Memory bandwidth bounds the merge.
 #pragma once
 
 #include "rlk/kernels/attention_partials.h"

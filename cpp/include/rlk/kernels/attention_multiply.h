@@ -1,7 +1,7 @@
 // Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP. A block of 256 threads, 16 x 16, keeps
 // kRows x kBlock scores and kRows x kColumns sums in registers. The operand of the rows lies in shared memory; the
 // other operand passes through shared memory in stages of kDepth. The fp32 units and the reads of shared memory bound
-// it.
+// the products.
 //
 // Machine gives a block its thread index, barriers, lane exchanges and groups of floats in shared memory. It also loads
 // eight elements of type T at once; T is a tag with Storage, load and store.

@@ -92,7 +92,7 @@ RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const fl
   return sum;
 }
 
-// dsinks of a head, by a block of threads with kSinkGroups shared floats. A single thread may also be the block.
+// A block of threads computes dsinks of a head, with kSinkGroups shared floats. The block may be a single thread.
 template <class Machine>
 RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                         std::int64_t head, float* sums) {

@@ -38,8 +38,8 @@ inline std::int64_t attention_path_bytes(const AttentionInput& p) {
   return p.parents == nullptr ? 0 : 4 * attention_path_words(p.num_sequences);
 }
 
-// Fills the table, by one block of threads. Depths are clamped: contradictory offsets could otherwise give a segment
-// more than q_tokens + 1 keys.
+// One block of threads fills the table. Depths are clamped: contradictory offsets could otherwise give a segment more
+// than q_tokens + 1 keys.
 template <class Machine>
 RLK_DEVICE void make_attention_paths(const AttentionInput& p, std::uint32_t* table) {
   const std::int64_t segments = p.num_sequences;

@@ -1,8 +1,8 @@
 // scatter_rewards on a GPU for rewards that are spread over the tokens of spans: one block or a few for each sequence.
 // A block keeps the sequence's mask as bits, with the count before each word. Two look-ups then count a span's tokens.
 // After that it writes each token once, a vector at a time.
-// HBM bandwidth bounds it. If tokens have no rewards of their own this is the only pass: it reads the mask once and
-// writes the outputs. Otherwise it follows the pass over tokens, and touches only vectors that hold a span or the
+// HBM bandwidth bounds this pass. If tokens have no rewards of their own, it is the only pass: it reads the mask once
+// and writes the outputs. Otherwise it follows the pass over tokens, and touches only vectors that hold a span or the
 // sequence's reward.
 #pragma once
 

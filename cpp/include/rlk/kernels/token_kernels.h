@@ -1,9 +1,10 @@
 // Passes over tokens on every vendor's GPUs. A lane computes four neighbouring positions, or one position. Six shuffles
-// add four sums up the tree over positions: each exchange halves the number of sums that a lane holds, until it is one.
+// add four sums up the tree over positions: each exchange halves the number of sums that a lane holds, until each lane
+// holds one sum.
 //
-// token_tiles: sums tiles of positions. A tile belongs to a wave, or it has 2^tile >= 1024 positions, of which each wave
-// of a block takes consecutive ones. HBM bandwidth bounds it: every array is read once, and a lane reads all its tokens
-// with one load where addresses allow.
+// token_tiles: sums tiles of positions. A tile belongs to a wave, or it has 2^tile >= 1024 positions, of which each
+// wave of a block takes consecutive ones. HBM bandwidth bounds this pass: every array is read once, and a lane reads
+// all its tokens with one load where addresses allow.
 // sums_of_sequences: the tree over the tiles of a sequence; a block serves several sequences.
 //
 // Gpu has

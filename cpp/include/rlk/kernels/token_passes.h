@@ -183,8 +183,8 @@ struct FewShared {
   TotalsShared<Batch> totals;
   TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
 };
-// Total of at most `most` sequences of few tiles, from `first` on, by a block of kTokenThreads. Each thread takes a
-// sequence; the block reads the partial results together.
+// A block of kTokenThreads computes the total of at most `most` sequences of few tiles, from `first` on. Each thread
+// sums one sequence; the block reads the partial results together.
 template <class Gpu, class Batch>
 RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
                            std::int64_t first, int most, FewShared<Batch>* shared) {
@@ -209,7 +209,7 @@ RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace
   sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(
       left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
 }
-// Total of all sequences (are_few), by one block.
+// One block computes the total of all sequences (are_few).
 template <class Gpu, class Batch>
 RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
                          FewShared<Batch>* shared) {

@@ -41,8 +41,8 @@ RLK_HD std::int64_t rest_blocks(const Sequences& q) {
   constexpr std::int64_t kEach = 8192, kMost = 32;
   return q.packed() ? clamp_index(q.num_tokens / kEach, 1, kMost) : 0;
 }
-// Block `part` of `parts` blocks writes +0 to its share of the tokens outside every sequence, by `threads` threads. A
-// null array is skipped.
+// Block `part` of `parts` blocks, with `threads` threads, writes +0 to its share of the tokens outside every sequence.
+// A null array is skipped.
 template <class T>
 RLK_HD void clear_rest(const Sequences& q, T* array, std::int64_t part, std::int64_t parts, int thread, int threads) {
   const TokenSpan rest = rest_of(q);
@@ -51,7 +51,7 @@ RLK_HD void clear_rest(const Sequences& q, T* array, std::int64_t part, std::int
   for (std::int64_t t = part * threads + thread; t < rest.length; t += parts * threads) to[t] = T{};
 }
 
-// Writes NaN to the tokens of a sequence with bad offsets, by the block that has the sequence.
+// The block of a sequence with bad offsets writes NaN to the sequence's tokens.
 RLK_HD void spoil_sequence(float* array, const TokenSpan& span, std::int64_t row_stride, int thread, int threads) {
   if (array == nullptr) return;
   float* const to = in_global(array) + span.offset(row_stride);
