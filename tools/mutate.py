@@ -19,6 +19,10 @@ mutate_tables.EQUIVALENT lists faults that change nothing observable, with the r
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.
 
+With --build a machine that has a compiler leaves all faults of C++ behind switches in ``build/mutate_switched``. From
+its switches.json, extension and C++ tests, those that are there, --built judges faults on a machine that may lack a
+compiler. What survives there stays undecided until it is planted alone.
+
 The record is tools/mutants.json, which is committed, and after it the lines of build/mutants.jsonl. A run judges only
 what both lack. A line is a verdict, or a file of tests that passed with a fault, so a stopped run repeats little.
 """
@@ -26,7 +30,6 @@ what both lack. A line is a verdict, or a file of tests that passed with a fault
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import fnmatch
 import functools
@@ -47,8 +50,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from mutate_switches import Switches
-from mutate_tables import ANY, EQUIVALENT, OF_STEM, SHARED
+from mutate_faults import cpp_faults, python_faults
+from mutate_switches import BuiltSwitches, Switches
+from mutate_tables import ANY, EQUIVALENT, OF_STEM, SHARED, UNDECIDED
 from mutate_workers import in_parallel, locked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,7 +77,6 @@ COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 # Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
 OF_TORCH = re.compile(r"python/rl_kernel_native/(_\w+|ops/\w+_(torch|traced|composed|autograd))\.py")
 
-UNDECIDED = "undecided"  # the machine is busy: it counts neither way
 NO_BUILD, SAME_CODE, EQUAL = "does not compile", "same object code", "equivalent"
 TEST_LIMIT_S = 120  # limit of a test, which normally takes seconds
 FILE_LIMIT_S = 900
@@ -96,88 +99,6 @@ class Fault(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.path}:{self.line}:{self.kind}"
-
-
-COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not", "is not": "is"}
-SUMS = {"+": "-", "-": "+", "*": "+", "//": "*", "<<": ">>", ">>": "<<"}
-
-
-def python_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
-    """Each possible fault: its kind, begin and end of the replaced text, and the replacement."""
-    encoded, starts = source.encode(), [0]
-    for line in encoded.split(b"\n"):
-        starts.append(starts[-1] + len(line) + 1)
-
-    def at(line: int, column: int) -> int:
-        place = starts[line - 1] + column
-        return place if source.isascii() else len(encoded[:place].decode())
-
-    def between(left: ast.expr, right: ast.expr, table: dict[str, str]) -> tuple[int, int, str] | None:
-        begin = at(left.end_lineno or 0, left.end_col_offset or 0)
-        gap = source[begin : at(right.lineno, right.col_offset)]
-        found = re.search(r"is not|<<|>>|//|[<>=!]=|\bis\b|[<>+*-]", gap)
-        if not found or found[0] not in table:
-            return None
-        return begin + found.start(), begin + found.end(), table[found[0]]
-
-    tree = ast.parse(source)
-    declared = {id(k.value) for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg == "strict"}  # zip's check
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(ast.unparse(d) == "overload" for d in node.decorator_list):
-            declared |= {id(inner) for inner in ast.walk(node)}
-    for node in (node for node in ast.walk(tree) if id(node) not in declared):
-        if isinstance(node, ast.Compare):
-            for left, right in zip([node.left, *node.comparators], node.comparators, strict=False):
-                if place := between(left, right, COMPARISONS):
-                    yield "bound", *place
-        elif isinstance(node, ast.BinOp):
-            if place := between(node.left, node.right, SUMS):
-                yield "sum", *place
-        elif isinstance(node, ast.BoolOp):
-            begin = at(node.values[0].end_lineno or 0, node.values[0].end_col_offset or 0)
-            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-            where = source.index(old, begin)
-            yield "logic", where, where + len(old), new
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            begin = at(node.lineno, node.col_offset)
-            yield "not", begin, begin + 4, ""
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
-            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
-            yield "constant", begin, end, str(node.value + 1)
-        elif isinstance(node, ast.Constant) and type(node.value) is bool:
-            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
-            yield "flag", begin, end, str(not node.value)
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            begin, end = at(node.lineno, node.col_offset), at(node.end_lineno or 0, node.end_col_offset or 0)
-            yield "call", begin, end, "None"
-        elif isinstance(node, ast.If):
-            begin = at(node.test.lineno, node.test.col_offset)
-            end = at(node.test.end_lineno or 0, node.test.end_col_offset or 0)
-            yield "branch", begin, end, "False"
-
-
-CPP_KINDS: dict[str, list[tuple[str, dict[str, str]]]] = {
-    "bound": [(r"(?<=[\w)\]]) (<|<=|>|>=) (?=[\w(-])", COMPARISONS)],
-    "equality": [(r"(?<=[\w)\]]) (==|!=) (?=[\w(-])", COMPARISONS)],
-    "sum": [(r"(?<=[\w)\]]) (\+|-|\*) (?=[\w(])", SUMS)],
-    "logic": [(r" (&&|\|\|) ", {"&&": "||", "||": "&&"})],
-    "extremum": [(r"\bstd::(max|min)\b", {"max": "min", "min": "max"})],
-    "constant": [(r"(?<=[ (])(0\.0f|1\.0f|0\.5f)(?=[,;) ])", {"0.0f": "1.0f", "1.0f": "0.0f", "0.5f": "0.25f"})],
-    "not": [(r"if \((!)", {"!": ""})],
-    "call": [(r"(?m)^  +((?:check|require|refuse|note|count)\w*\([^;\n]*\));", {})],
-}
-
-
-def cpp_faults(source: str) -> Iterator[tuple[str, int, int, str]]:
-    blank = re.sub(
-        r'//[^\n]*|"(?:[^"\\\n]|\\.)*"|^#if defined\(__CUDA_ARCH__\)[\s\S]*?^#(?=else|endif)|^#[^\n]*|template <[^\n]*'
-        r"|\boperator\S+|\bstatic_assert\([^;]*;",
-        lambda m: re.sub(r"[^\n]", " ", m[0]), source, flags=re.M,
-    )  # fmt: skip
-    for kind, patterns in CPP_KINDS.items():
-        for pattern, table in patterns:
-            for found in re.finditer(pattern, blank):
-                yield kind, found.start(1), found.end(1), table.get(found[1], "(void)0")
 
 
 def read_by_the_cpu() -> set[Path]:
@@ -477,6 +398,10 @@ class Switched(Switches, Copy):
     """A copy that holds many faults."""
 
 
+class Built(BuiltSwitches, Switched):
+    """A copy that holds the faults of an earlier build."""
+
+
 def planted_line(fault: Fault) -> str:
     source = (ROOT / fault.path).read_text()
     begin, end = source.rfind("\n", 0, fault.begin) + 1, source.find("\n", fault.end)
@@ -500,7 +425,9 @@ def shown(fault: Fault) -> str:
 
 
 def commit() -> str:
-    """The commit of the tree, or "" outside a repository."""
+    """The commit of the tree, or "" outside a repository or without git."""
+    if shutil.which("git") is None:
+        return ""
     command = ["git", "rev-parse", "--short=10", "HEAD"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
@@ -520,7 +447,8 @@ class Record:
                 self.passed.setdefault(key, set()).add(entry["passed"])
             else:
                 self.of[key] = entry
-                self.passed.pop(key, None)
+                if not entry["by"].startswith(UNDECIDED):
+                    self.passed.pop(key, None)
 
     def known(self, fault: Fault, again: bool) -> str | None:
         entry = self.of.get(key_of(fault))
@@ -572,7 +500,8 @@ def judged(
                 planter.note = functools.partial(record.add_passed, fault)
             by = (switches.plant(fault) if switches and fault in switches.numbers else "") or copy.plant(fault)
             record.add(fault, by, time.monotonic() - began)
-            found = by if by in (NO_BUILD, SAME_CODE) else f"noticed by {by}" if by else "SURVIVES"
+            is_noticed = by not in (NO_BUILD, SAME_CODE) and not by.startswith(UNDECIDED)
+            found = (f"noticed by {by}" if is_noticed else by) if by else "SURVIVES"
             print(f"{time.monotonic() - began:6.1f} s  {fault.name} {found}", flush=True)
         yield fault, by
         if by in (NO_BUILD, SAME_CODE) and (another := redrawn(fault, used)):
@@ -580,10 +509,22 @@ def judged(
             left.append(another)
 
 
+def build_switches(faults: list[Fault], record: Record, arguments: argparse.Namespace) -> Switched | None:
+    """A copy that holds the faults of C++ without a verdict, if there are any."""
+    new = [f for f in faults if f.layer != "python" and key_of(f) not in EQUIVALENT]
+    new = [f for f in new if record.known(f, arguments.again) is None]
+    switches = Switched(arguments.jobs, "_switched", new, tests_of) if new else None
+    if switches and not switches.build_all():
+        print(switches.said)
+        raise SystemExit(2)
+    return switches
+
+
 def judge(faults: list[Fault], arguments: argparse.Namespace) -> bool:
     """Judges faults in forks of this process, those of a file in one fork. False if the tree does not build."""
     record = Record(arguments.record, at=arguments.at)
-    alone, switches = Copy(arguments.jobs), None
+    switches: Switched | None = None
+    alone = Built(faults, tests_of) if arguments.built else Copy(arguments.jobs)
     if not alone.build("_C"):
         print(f"the tree itself does not build:\n{alone.said}")
         return False
@@ -610,21 +551,19 @@ def judge(faults: list[Fault], arguments: argparse.Namespace) -> bool:
                 file.writelines(f"{name}\n" for name in found)
 
     def of_files(chosen: list[Fault]) -> Iterator[Callable[[int], None]]:
-        for path in dict.fromkeys(fault.path for fault in chosen):
-            yield functools.partial(judge_file, [fault for fault in chosen if fault.path == path])
+        works: dict[str, list[Fault]] = {}
+        for fault in chosen:
+            works.setdefault(fault.name if arguments.built else fault.path, []).append(fault)
+        yield from (functools.partial(judge_file, of_file) for of_file in works.values())
 
     def works() -> Iterator[Callable[[int], None]]:
         nonlocal switches
         yield from of_files([fault for fault in faults if fault.layer == "python"])
         compiled = [fault for fault in faults if fault.layer != "python"]
-        new = [f for f in compiled if key_of(f) not in EQUIVALENT and record.known(f, arguments.again) is None]
         if compiled:
             alone.of_tree = alone.code()
-        if new and arguments.switches:  # other workers go on meanwhile
-            switches = Switched(arguments.jobs, "_switched", new, tests_of)
-            if not switches.build_all():
-                print(switches.said)
-                raise SystemExit(2)
+        if arguments.switches:  # other workers go on meanwhile
+            switches = build_switches(compiled, record, arguments)
         yield from of_files(compiled)
 
     in_parallel(works(), arguments.workers)
@@ -657,6 +596,8 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="plant the record's survivors again")
     parser.add_argument("--record", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--switches", action="store_true", help="build the C++ faults together, each behind a switch")
+    parser.add_argument("--build", action="store_true", help="build the C++ faults behind switches; judge none")
+    parser.add_argument("--built", action="store_true", help="judge by what --build has left, without a compiler")
     parser.add_argument("--workers", type=int, default=1, help="how many faults are judged at once")
     parser.add_argument("--save", action="store_true", help="commit the record to tools/mutants.json; plant nothing")
     parser.add_argument("--at", default=commit(), help="the commit that new verdicts name; by default HEAD")
@@ -677,6 +618,9 @@ def main() -> int:
         )
         return 0
     arguments.record.parent.mkdir(parents=True, exist_ok=True)
+    if arguments.build:
+        build_switches(faults, Record(arguments.record), arguments)
+        return 0
     if not (arguments.table or arguments.save) and not judge(faults, arguments):
         return 2
     record = Record(arguments.record)

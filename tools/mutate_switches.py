@@ -6,12 +6,15 @@ can stand in parentheses. What the compiler evaluates keeps its value, so a faul
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from mutate_tables import UNDECIDED
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,6 +23,7 @@ DECLARATION = """extern int rlk_mutant;
 #define RLK_IS_MUTANT(k) (!__builtin_is_constant_evaluated() && ::rlk_mutant == (k))
 #endif
 """
+HELD = "switches.json"  # the faults that the build of a copy holds, and their numbers
 DEFINED_IN = "cpp/cpu/thread_pool.cpp"  # a part of every program
 DEFINITION = """
 #include <cstdlib>
@@ -113,6 +117,7 @@ class Switches:
             else:
                 return False
         shutil.copytree(self.root / "python", self.tree, dirs_exist_ok=True)
+        (self.root / HELD).write_text(json.dumps([[*fault, number] for fault, number in self.numbers.items()]))
         self.is_built = True
         return True
 
@@ -128,3 +133,27 @@ class Switches:
             return self.compiled_notice(compiled) or self.python_notices(own) or self.python_notices(others)
         finally:
             del os.environ["RLK_MUTANT"]
+
+
+class BuiltSwitches:
+    """What a Switched needs to judge by an earlier build. It needs no compiler, so the extension and C++ tests may come
+    from another machine. A fault that all tests pass stays undecided, since the compiler may have lost it."""
+
+    is_built = True
+
+    def __init__(self: Any, faults: Iterable[Any], tests_of: Callable[[Any], Any]) -> None:
+        super().__init__(1, "_switched", (), tests_of)
+        held = {tuple(fault): number for *fault, number in json.loads((self.root / HELD).read_text())}
+        self.numbers = {fault: held[fault] for fault in faults if fault in held}
+
+    def refresh(self: Any, path: Path) -> None:
+        """The C++ files of the copy stay as they were built."""
+        if path.suffix not in (".cpp", ".h") or not (self.root / path.relative_to(ROOT)).exists():
+            super().refresh(path)
+
+    def compiled_notice(self: Any, tests: list[str]) -> str:
+        return super().compiled_notice([name for name in tests if (self.root / "build" / "cpu" / name).exists()])
+
+    def plant(self: Any, fault: Any) -> str:
+        by = super().plant(fault) if fault in self.numbers else ""
+        return by or f"{UNDECIDED}: {'passes' if fault in self.numbers else 'not'} behind a switch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+UNDECIDED = "undecided"  # a verdict that counts neither way: the machine is busy, or cannot plant the fault alone
 # Tests of files that belong to no operator.
 SHARED = {
     "_arithmetic": ["test_sum_order", "test_linear", "test_linear_torch", "test_torch"],

@@ -472,3 +472,57 @@ def test_what_survives_behind_a_switch_is_planted_alone(tool: Any, tmp_path: Pat
     found = list(tool.judged(faults, record, alone, False, switches))
     assert dict(found) == {faults[0]: "a", faults[1]: "", faults[2]: "b"}
     assert planted == ["switched", "switched", "alone", "alone"]
+
+
+def test_a_build_judges_faults_without_a_compiler_and_leaves_survivors_undecided(
+    tool: Any, switches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that got the extension and one C++ test from the machine that built them."""
+    numbers = dict(switches.numbers)
+    switches.build = lambda *targets: True
+    assert switches.build_all()
+
+    monkeypatch.setattr(tool.Copy, "__init__", lambda self, jobs, of="": self.__dict__.update(switches.__dict__))
+    noticed, passed, other = *list(numbers)[:2], tool.drawn("kernels", 4, 1)[3]
+    built = tool.Built([passed, noticed, other], tool.tests_of)
+    assert built.numbers == {noticed: numbers[noticed], passed: numbers[passed]}
+    assert built.build("_C")
+
+    ran: list[str] = []
+    (built.root / "build" / "cpu").mkdir(parents=True)
+    (built.root / "build" / "cpu" / "test_preconditions").touch()
+    monkeypatch.setattr(tool.Copy, "compiled_notice", lambda self, tests: ran.extend(tests) or "")
+    monkeypatch.setattr(
+        tool.Copy, "python_notices", lambda self, tests: "a test" if self.current == numbers[noticed] else ""
+    )
+    assert built.plant(noticed) == "a test"
+    assert {built.plant(fault) for fault in (passed, other)} == {
+        f"{tool.UNDECIDED}: passes behind a switch",
+        f"{tool.UNDECIDED}: not behind a switch",
+    }
+    assert ran == ["test_preconditions"] * 2
+
+
+def test_the_cpp_files_of_a_build_stay_and_its_tests_follow_the_tree(
+    tool: Any, switches: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = tool.Built.__new__(tool.Built)
+    built.__dict__ |= switches.__dict__
+    fault = next(iter(switches.numbers))
+    test = "tests/tools/test_mutate.py"
+    for path in (fault.path, test):
+        (built.root / path).parent.mkdir(parents=True, exist_ok=True)
+        (built.root / path).write_text("as it was built")
+        built.refresh(tool.ROOT / path)
+    assert (built.root / fault.path).read_text() == "as it was built"
+    assert (built.root / test).read_text() == (tool.ROOT / test).read_text()
+
+
+def test_the_tests_that_an_undecided_fault_has_passed_count_later(tool: Any, tmp_path: Path) -> None:
+    fault = tool.drawn("kernels", 1, 1)[0]
+    record = tool.Record(tmp_path / "r.jsonl", tmp_path / "none.json")
+    record.add_passed(fault, "behind a switch: tests/a.py")
+    record.add(fault, f"{tool.UNDECIDED}: passes behind a switch", 1.0)
+    later = tool.Record(tmp_path / "r.jsonl", tmp_path / "none.json")
+    assert later.known(fault, False) is None
+    assert later.passed[tool.key_of(fault)] == {"behind a switch: tests/a.py"}
