@@ -256,11 +256,11 @@ def test_kernels_of_this_library_are_named_without_their_templates() -> None:
         "rlk::cuda::sm90::rope_kernel(rlk::RopeParams)", "void at::native::vectorized_elementwise_kernel<4>(int)",
         "void rlk::cuda::(anonymous namespace)::rms_norm_kernel<float, 2>(rlk::NormParams)", "nvjet_hsh_128x64",
     )  # fmt: skip
-    events = [SimpleNamespace(device_type=torch.autograd.DeviceType.CUDA, name=name) for name in names]
-    events.append(SimpleNamespace(device_type=torch.autograd.DeviceType.CPU, name=names[0]))
+    half = SimpleNamespace(elapsed_us=lambda: 500_000)
+    cpu, cuda = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+    events = [SimpleNamespace(device_type=cuda, name=name, time_range=half) for name in names]
+    events.append(SimpleNamespace(device_type=cpu, name=names[0]))
     assert align_rollout.kernel_names(events) == {"rms_norm_kernel": 2, "rope_kernel": 1}
-    for event in events:
-        event.time_range = SimpleNamespace(elapsed_us=lambda: 500_000)
     seconds = align_rollout.kernel_seconds(events)
     assert next(iter(seconds.items())) == ("rms_norm_kernel", 1.0)
     assert seconds["at::native::vectorized_elementwise_kernel"] == seconds["nvjet_hsh_128x64"] == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -61,3 +62,14 @@ def test_without_the_variable_a_process_is_alone(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", RUN, "a", str(log), "0", "1"], env=environment, check=True, timeout=60)
     assert log.read_text().splitlines()[-1] == "a goes on"
     assert [*tmp_path.iterdir()] == [log]
+
+
+def test_a_part_adds_its_answer_to_the_request_in_its_file(tmp_path: Path) -> None:
+    code = (
+        "from rl_kernel_native.consistency import align_turns as turns\n"
+        "turns.serve(lambda request: {'twice': 2 * request['n']}, measures=False)"
+    )
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"n": 3, "twice": 0}))
+    subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=60)
+    assert json.loads(file.read_text()) == {"n": 3, "twice": 6}

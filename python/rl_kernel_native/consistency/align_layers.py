@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -159,14 +158,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     layers = json.loads((Path(request["model"]) / "config.json").read_text())["num_hidden_layers"]
     names = [name for name, *_ in places(layers)]
     engine = of_engine(request, ids, names, on_gpu)
-    return first_divergent(layers, engine, of_trainer(request, ids, names, on_gpu), len(ids))
-
-
-def main(path: Path) -> None:
-    request = json.loads(path.read_text())
-    turns.beside_others(measures=False)
-    path.write_text(json.dumps(request | {"first_divergent": answer(request)}))
+    return {"first_divergent": first_divergent(layers, engine, of_trainer(request, ids, names, on_gpu), len(ids))}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    turns.serve(answer, measures=False)

@@ -7,15 +7,12 @@ of the engine's own prefill of the same tokens.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import statistics
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from . import align_turns as turns
@@ -80,27 +77,28 @@ def launched(events: Iterable[Any]) -> tuple[int, int]:
     return host, device
 
 
-def kernel_names(events: Iterable[Any]) -> dict[str, int]:
-    """How often each kernel of this library ran, among a profile's events, by name without template arguments. Calls of
-    an operator choose among kernels by shape and GPU: the names say which they took."""
-    found: Counter[str] = Counter()
+def on_device(events: Iterable[Any]) -> Iterator[tuple[str, bool, float]]:
+    """Name without template arguments, whether it is a kernel of this library, and seconds, for each of a profile's
+    events on the device."""
     for event in events:
-        name = KERNEL.search(event.name) if "CUDA" in str(event.device_type) else None
-        if name:
-            found[name[1]] += 1
-    return dict(sorted(found.items()))
+        if "CUDA" in str(event.device_type):
+            ours = KERNEL.search(event.name)
+            name = ours[1] if ours else re.split(r"[<(]", event.name.removeprefix("void "))[0]
+            yield name, ours is not None, event.time_range.elapsed_us() / 1e6
+
+
+def kernel_names(events: Iterable[Any]) -> dict[str, int]:
+    """How often each kernel of this library ran, among a profile's events. Calls of an operator choose among kernels by
+    shape and GPU: the names say which they took."""
+    return dict(sorted(Counter(name for name, ours, _ in on_device(events) if ours).items()))
 
 
 def kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
-    """Seconds of each kernel on the device, by name without template arguments; the longest first."""
-    found: Counter[str] = Counter()
-    for event in events:
-        if "CUDA" in str(event.device_type):
-            name = KERNEL.search(event.name)
-            found[name[1] if name else re.split(r"[<(]", event.name.removeprefix("void "))[0]] += (
-                event.time_range.elapsed_us() / 1e6
-            )
-    return dict(found.most_common())
+    """Seconds of each kernel on the device; the longest first."""
+    found: dict[str, float] = {}
+    for name, _, seconds in on_device(events):
+        found[name] = found.get(name, 0.0) + seconds
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def profiled(run: Callable[[], Any]) -> Any:
@@ -184,7 +182,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("rates_only"):
         forget()
         seconds = kernel_seconds(profiled(lambda: generate(prompts, how)))
-        return {"rates": rates, "launches": launches, "kernels": kernels, "kernel_names": names, "seconds": seconds}
+        return {"rates": rates, "launches": launches, "kernels": kernels, "seconds": seconds}
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -231,17 +229,14 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def main(path: Path) -> None:
+def traced(request: dict[str, Any]) -> dict[str, Any]:
     import rl_kernel_native as rk
 
-    request = json.loads(path.read_text())
-    turns.beside_others(measures=True)
-    with rk.trace() as traced:  # before the engine, whose creation captures graphs
+    with rk.trace() as trace:  # before the engine, whose creation captures graphs
         found = answer(request)
-    path.write_text(
-        json.dumps(request | found | {"rollout_trace": traced.as_json() | {"kernels": found["kernel_names"]}})
-    )
+    kernels = found.pop("kernel_names", {})
+    return found | {"rollout_trace": trace.as_json() | {"kernels": kernels}}
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    turns.serve(traced, measures=True)

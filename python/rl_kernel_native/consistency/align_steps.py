@@ -7,9 +7,6 @@ weights into the engine. The reward is the share of even tokens, which any model
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from . import align_turns as turns
@@ -18,7 +15,7 @@ GROUP = 4
 LEARNING_RATE = 1e-3
 
 
-def run(request: dict[str, Any]) -> list[dict[str, Any]]:
+def answer(request: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -75,7 +72,7 @@ def run(request: dict[str, Any]) -> list[dict[str, Any]]:
                 "moved": int((after != new[0].detach()).sum()),
             }
         )
-    return steps
+    return {"updates": steps}
 
 
 def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
@@ -88,11 +85,5 @@ def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
     return rk.logprob(model(ids).logits[0, len(prompt) - 1 : -1], ids[0, len(prompt) :])
 
 
-def main(path: Path) -> None:
-    request = json.loads(path.read_text())
-    turns.beside_others(measures=False)
-    path.write_text(json.dumps(request | {"updates": run(request)}))
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    turns.serve(answer, measures=False)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "RLK_ALIGN_LOCK"
@@ -61,3 +64,11 @@ def measured() -> None:
         fcntl.flock(_before, fcntl.LOCK_EX)
         fcntl.flock(_before, fcntl.LOCK_UN)
         fcntl.flock(_file, fcntl.LOCK_SH)
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], *, measures: bool) -> None:
+    """The whole of a part's process: the file that its command names holds the request, and gets the answer too."""
+    path = Path(sys.argv[1])
+    request = json.loads(path.read_text())
+    beside_others(measures=measures)
+    path.write_text(json.dumps(request | answer(request)))
