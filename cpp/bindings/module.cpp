@@ -3,12 +3,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "call.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/thread_pool.h"
 #include "ndarray.h"
 #include "rlk/build.h"
+#include "rlk/plan_note.h"
 
 namespace nb = nanobind;
 
@@ -38,6 +40,8 @@ NB_MODULE(_C, m) {
     }
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
+  m.def("note_plans", [](bool on) { rlk::plans_are_noted.store(on, std::memory_order_relaxed); });
+  m.def("take_plans", [] { return std::exchange(rlk::noted_plans(), {}); });
   m.def("set_cures", &rlk::bindings::set_cures);
   m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
   m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);

@@ -10,6 +10,7 @@
 #include "attention_mma.h"
 #include "attention_tiles.h"
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
 #include "rlk/kernels/attention_partials.h"
@@ -223,6 +224,7 @@ class Forward {
 
 template <class Params>
 void run_forward(const Params& p) {
+  note_isa(attention_products(p), p.group_offsets != nullptr ? ", shared prefix" : "");
   const AttentionCall call(p);
   const AttentionTasks tasks(call.params(), Forward::queries_of_tile(p),
                              [](const AttentionSpan& s) { return s.num_queries; });

@@ -3,6 +3,7 @@
 
 #include "elementwise_simd.h"
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/elementwise_check.h"
 #include "rlk/kernels/elementwise_formulas.h"
@@ -25,6 +26,7 @@ template <int kForms, class Params>
 void run(const Params& p, const ElementwiseLanes<Params>& lanes) {
   check_elementwise<kForms>(p);
   if (!writes(p)) return;
+  note_isa();
   const std::int64_t pieces = (p.columns + kTaskElements - 1) / kTaskElements;  // tasks per row
   parallel_for(p.num_rows * pieces, pieces > 1 ? 1 : rows_of_a_task(p.columns),
                [&](std::int64_t begin, std::int64_t end) {

@@ -12,6 +12,7 @@
 #include "rlk/kernels/embedding_check.h"
 #include "rlk/kernels/embedding_rows.h"
 #include "rlk/math/half.h"
+#include "rlk/plan_note.h"
 #include "rows.h"
 #include "thread_pool.h"
 
@@ -98,6 +99,7 @@ void embedding(const EmbeddingParams& p) {
   check_embedding(p);
   const std::size_t bytes = static_cast<std::size_t>(p.columns * size_of(p.dtype));
   if (bytes == 0) return;
+  note_plan([] { return std::string("copies"); });
   parallel_for(p.num_tokens, rows_of_a_task(p.columns), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
       const std::int64_t id = embedding_id(p, t), row = embedding_row(p, id);

@@ -8,6 +8,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/cache_append.h"
 #include "rlk/load_index.h"
+#include "rlk/plan_note.h"
 #include "thread_pool.h"
 
 namespace rlk::cpu {
@@ -31,6 +32,7 @@ void copy(const CacheAppendParams& p, const CacheAppendSide& s, std::int64_t t, 
 
 void kv_cache_append(const CacheAppendParams& p) {
   check_cache_append(p);
+  note_plan([] { return std::string("copies"); });
   const std::int64_t slots = p.num_pages * p.page_size;
   for (std::int64_t t = 0; t < p.num_slots; ++t) {
     const std::int64_t at = load_index(p.slots, p.slot_dtype, t);

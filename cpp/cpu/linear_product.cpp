@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/math/ieee.h"
 #include "rlk/math/mma_model.h"
 #include "thread_pool.h"
@@ -225,6 +226,7 @@ const LinearLanes& linear_simd() { return RLK_CPU_LANES_IN_USE(linear_simd); }
 
 void linear_product(const LinearProduct& p) {
   if (p.a_size == 0 || p.b_size == 0) return;
+  note_isa(p.unit.arithmetic);
   const LinearLanes& lanes = linear_simd();
   const Blocks blocks = blocks_of(p, lanes);
   const std::int64_t tasks = blocks.down * blocks.across;

@@ -8,6 +8,7 @@
 
 #include "float_environment.h"
 #include "logprob_simd.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/load_index.h"
@@ -382,10 +383,12 @@ void logprob(const LogprobParams& p) {
   if (p.num_rows == 0) return;
   const std::int64_t wanted = kTasksPerThread * num_threads();
   if (num_threads() == 1 || p.num_rows >= wanted || p.num_rows * p.num_columns <= 2 * kTaskColumns) {
+    note_plan([] { return std::string(isa_name(isa())) + " rows"; });
     logprob_by_rows(p);
   } else {
     std::int64_t run_columns = 2048;
     while (run_columns < kTaskColumns && p.num_rows * p.num_columns / run_columns > wanted) run_columns *= 2;
+    note_plan([=] { return std::string(isa_name(isa())) + " runs of " + std::to_string(run_columns) + " columns"; });
     logprob_by_runs(p, run_columns);
   }
   if (p.label_smoothing != 0.0f) smooth_rows(p);

@@ -1,6 +1,7 @@
 // CPU backend of policy_loss.
 #include "rlk/ops/policy_loss.h"
 
+#include "note_isa.h"
 #include "policy_loss_simd.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/policy_batch.h"
@@ -16,6 +17,7 @@ const PolicyLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(policy_loss_simd); 
 
 void policy_loss_alone(const PolicyLossParams& p) {
   check_policy_loss(p);
+  note_isa();
   const auto statistics = [&](const TokenTile& tile, void* partial) { lanes().statistics(p, tile, partial); };
   const auto terms = [&](const PolicyFactors& factors, const TokenTile& tile, TilePartial<8>* const* partials) {
     lanes().terms(p, factors, tile, partials[0]);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
 #include "rlk/kernels/rms_norm_row.h"
@@ -147,6 +148,7 @@ class Backward {
 
 void rms_norm(const RmsNormParams& p) {
   check_rms_norm(p);
+  note_isa();
   const std::vector<float> weight = weight_of(p);
   parallel_for(p.num_rows, rows_of_a_task(p.columns), [&](std::int64_t begin, std::int64_t end) {
     const FloatEnvironment environment;

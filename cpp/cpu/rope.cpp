@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
 #include "rlk/kernels/rope_rotate.h"
@@ -132,6 +133,7 @@ void rope(const RopeParams& p) {
   check_rope(p);
   if (p.num_tokens == 0 || p.head_dim == 0 || p.q.num_heads + p.k.num_heads == 0) return;
   check_ids(p);
+  note_isa();
   const std::int64_t elements = (p.q.num_heads + p.k.num_heads) * p.head_dim;
   parallel_for(p.num_tokens, std::max<std::int64_t>(kTaskElements / elements, 1),
                [&](std::int64_t begin, std::int64_t end) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "float_environment.h"
+#include "note_isa.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/process_logits.h"
 #include "rlk/kernels/sample_check.h"
@@ -58,6 +59,7 @@ void sample(const SampleParams& p) {
   check_sample(p);
   const SampleParams of_raw = raw_pass(p);
   const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
+  note_isa();
   by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
     lanes.row(p, row, mask, nodes, count);
     if (p.raw_logprob != nullptr) lanes.raw(of_raw, row, nodes);

@@ -3,6 +3,7 @@
 #include "cpp/ops/workspace.h"
 #include "rlk/backends.h"
 #include "rlk/ops/sample.h"
+#include "rlk/plan_note.h"
 
 namespace rlk {
 namespace {
@@ -44,6 +45,7 @@ void sample_processed(const ProcessedSampleParams& p, Device device, Stream stre
   process.out = pieces.z;
   process.status = pieces.status;
   process.edited = pieces.edited;
+  note_plan([&] { return std::string(pieces.edited != nullptr ? "edited columns" : "processed copy"); });
   process_logits(process, device, stream);
   SampleParams draw = p.draw;
   draw.row_status = pieces.status;

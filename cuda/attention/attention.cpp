@@ -7,6 +7,7 @@
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/attention_check.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -167,6 +168,10 @@ void attention(const AttentionParams& p, int device, Stream stream) {
   const int capability = supported_capability(device);
   const AttentionPlan plan = choose_plan(p, capability, multiprocessors(device));
   RLK_CHECK(p.workspace != nullptr || workspace_bytes_of(p, plan) == 0, "attention: workspace");
+  note_plan([&] {
+    const char* keys = p.parents != nullptr ? ", tree" : p.group_offsets != nullptr ? ", shared prefix" : "";
+    return std::string(name_of(plan)) + keys;
+  });
   if (p.parents != nullptr) return RLK_CUDA_IN_USE("attention", device, attention_tree)(p, plan, to_stream(stream));
   RLK_CUDA_IN_USE("attention", device, attention)(p, plan, to_stream(stream));
 }

@@ -9,6 +9,7 @@
 #include "rlk/kernels/rejection_terms.h"
 #include "rlk/kernels/value_check.h"
 #include "rlk/kernels/value_terms.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -28,6 +29,7 @@ TokenPlan choose_plan(const PolicyLossParams& p, int multiprocessors) { return c
     RLK_CHECK(p.workspace, #op ": a workspace is given");                                                            \
     const DeviceGuard guard(device);                                                                                 \
     const TokenPlan plan = choose_plan(p, multiprocessors(device));                                                  \
+    note_plan([&] { return "tiles of " + std::to_string(1 << plan.tile) + " tokens"; });                             \
     RLK_CUDA_IN_USE(#op, device, function)(p, plan, to_stream(stream));                                              \
   }
 #include "token_operators.inc"

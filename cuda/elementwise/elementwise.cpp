@@ -3,15 +3,18 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/elementwise_check.h"
 #include "rlk/kernels/elementwise_formulas.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 
-#define RLK_ELEMENTWISE(operator, function, Params, forms)                                                        \
-  void function(const Params& p, int device, Stream stream) {                                                     \
-    check_elementwise<forms>(p);                                                                                  \
-    if (!writes(p)) return;                                                                                       \
-    const DeviceGuard guard(device);                                                                              \
-    RLK_CUDA_IN_USE(#operator, device, function)(p, choose_vec8s(p, multiprocessors(device)), to_stream(stream)); \
+#define RLK_ELEMENTWISE(operator, function, Params, forms)                                \
+  void function(const Params& p, int device, Stream stream) {                             \
+    check_elementwise<forms>(p);                                                          \
+    if (!writes(p)) return;                                                               \
+    const DeviceGuard guard(device);                                                      \
+    const int vec8s = choose_vec8s(p, multiprocessors(device));                           \
+    note_plan([=] { return vec8s == 0 ? "columns" : std::to_string(vec8s) + " vec8s"; }); \
+    RLK_CUDA_IN_USE(#operator, device, function)(p, vec8s, to_stream(stream));            \
   }
 #include "rlk/elementwise.inc"
 

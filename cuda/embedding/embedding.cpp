@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/embedding_check.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -65,6 +66,7 @@ void embedding(const EmbeddingParams& p, int device, Stream stream) {
   if (p.num_tokens == 0 || p.columns == 0) return;
   const DeviceGuard guard(device);
   const EmbeddingPlan plan = choose_plan(p, multiprocessors(device));
+  note_plan([&] { return plan.vectors == 0 ? "elements" : std::to_string(plan.vectors) + " vectors"; });
   RLK_CUDA_IN_USE("embedding", device, embedding)(p, plan, to_stream(stream));
 }
 

@@ -4,6 +4,7 @@
 #include "../common/kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/cache_append.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 
@@ -12,6 +13,7 @@ void kv_cache_append(const CacheAppendParams& p, int device, Stream stream) {
   if (p.num_slots == 0 || p.num_pages == 0) return;
   const DeviceGuard guard(device);
   const bool vectors = cache_append_has_vectors(p);
+  note_plan([&] { return std::string(vectors ? "vectors" : "elements"); });
   RLK_CUDA_IN_USE("kv_cache_append", device, kv_cache_append)(p, vectors, to_stream(stream));
 }
 

@@ -6,6 +6,7 @@
 
 #include "../common/alignment.h"
 #include "gemm_sm90.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 
@@ -167,6 +168,7 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
 }
 
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  note_plan([&] { return plan.name(); });
   const bool done = plan.loads_rows               ? run_row_plan(p, plan, stream)
                     : p.dtype == DType::kBFloat16 ? run_plan_bf16(p, plan, stream)
                                                   : run_plan_f16(p, plan, stream);

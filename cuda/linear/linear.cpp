@@ -8,6 +8,7 @@
 #include "gemm_sm90.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/linear_check.h"
+#include "rlk/plan_note.h"
 #include "sums.h"
 
 namespace rlk::cuda {
@@ -23,6 +24,12 @@ void* at_16_bytes(void* workspace) {
 
 RowLayout dense_rows(std::int64_t rows, std::int64_t stride) { return {rows > 0 ? rows : 1, 0, stride}; }
 
+// The name of a tile of the kernel for any layout.
+std::string name_of(Sm80Tile tile) {
+  constexpr const char* kNames[] = {"fewest rows", "few rows", "medium", "square", "large", "token blocks"};
+  return std::string("any layout, ") + kNames[static_cast<int>(tile)];
+}
+
 void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
@@ -36,6 +43,7 @@ void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, St
   if (capability < 80) no_kernel("linear");
   if (allow_vendor && p.row_limit == nullptr) {
     if (const CublasLtRecord* record = recorded(p, device)) {
+      note_plan([] { return std::string("cuBLASLt"); });
       return CublasLt::on(device)->run(p, record->algorithm, to_stream(stream));
     }
   }
@@ -45,9 +53,11 @@ void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, St
   if (capability == 90) {
     const GemmCopies copies = gemm_copies(p);
     if (copies.serve() && (copies.bytes == 0 || workspace != nullptr)) {
+      if (copies.bytes > 0) note_plan([] { return std::string("copies"); });
       return gemm_by_copies(p, copies, at_16_bytes(workspace), device, to_stream(stream));
     }
   }
+  note_plan([&] { return name_of(RLK_CUDA_IN_USE("linear", device, choose_tile)(p)); });
   RLK_CUDA_IN_USE("linear", device, gemm)(p, to_stream(stream));
 }
 

@@ -10,6 +10,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/lora_rows.h"
 #include "rlk/ops/linear.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -90,6 +91,7 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
     const std::int64_t multiple = step > kManyRows ? kManyRows : kFewestRows;
     step = (step - 1) / multiple * multiple;
   }
+  note_plan([&] { return std::string(is_small_m(p, step) ? "fused, few rows" : "fused, pairs of tiles"); });
   const LoraBytes of_lora(p.head, step);
   auto* const memory = static_cast<unsigned char*>(p.workspace);
   for (std::int64_t row = 0; row < p.num_rows; row += step) {

@@ -5,6 +5,7 @@
 #include "rlk/backends.h"
 #include "rlk/kernels/logprob_check.h"
 #include "rlk/kernels/logprob_groups.h"
+#include "rlk/plan_note.h"
 #include "workspace.h"
 
 namespace rlk::cuda {
@@ -29,6 +30,10 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   RLK_CHECK(p.num_rows <= kMaxBlocks / grid.nodes, "logprob: too many rows for one launch");
   const DeviceGuard guard(device);
   RLK_CHECK(p.workspace || logprob_workspace_bytes(p, device) == 0, "logprob: a workspace is given");
+  note_plan([&] {
+    const bool clusters = compute_capability(device) == 90 && has_few_rows_sm90(p, multiprocessors(device));
+    return std::string(clusters ? "clusters" : "stream");
+  });
   RLK_CUDA_IN_USE("logprob", device, logprob_forward)(p, grid, to_stream(stream));
   if (p.label_smoothing != 0.0f) RLK_CUDA_IN_USE("logprob", device, logprob_smoothing)(p, grid, to_stream(stream));
 }

@@ -5,6 +5,7 @@
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rms_norm_check.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -89,6 +90,10 @@ void rms_norm(const RmsNormParams& p, int device, Stream stream) {
   if (p.num_rows == 0) return;
   const DeviceGuard guard(device);
   const RmsNormPlan plan = choose_plan(p);
+  note_plan([&] {
+    if (plan.threads == 0) return std::string("rows read twice");
+    return std::to_string(plan.threads) + " threads of " + std::to_string(plan.vec8s) + " vec8s";
+  });
   RLK_CUDA_IN_USE("rms_norm", device, rms_norm)(p, plan, to_stream(stream));
 }
 

@@ -4,6 +4,7 @@
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 namespace {
@@ -53,6 +54,10 @@ void rope(const RopeParams& p, int device, Stream stream) {
   if (p.num_tokens == 0 || p.head_dim == 0 || p.q.num_heads + p.k.num_heads == 0) return;
   const DeviceGuard guard(device);
   const RopePlan plan = choose_plan(p, compute_capability(device), multiprocessors(device));
+  note_plan([&] {
+    if (plan.streams) return std::string("streams");
+    return plan.heads == 0 ? "pairs" : std::to_string(plan.heads) + " heads";
+  });
   RLK_CUDA_IN_USE("rope", device, rope)(p, plan, to_stream(stream));
 }
 

@@ -3,6 +3,7 @@
 
 #include "kernels.h"
 #include "rlk/backends.h"
+#include "rlk/plan_note.h"
 
 namespace rlk::cuda {
 
@@ -17,12 +18,24 @@ bool has_rows(const SampleParams& p, Stream stream) {
   return p.num_rows > 0;
 }
 
+// What selects the kernels of a call, as text: the exponential, and the cuts, which need more passes over the logits.
+std::string plan_of(const SampleParams& p) {
+  const auto cuts = [](const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; };
+  std::string plan = p.exp == Exp::kHardware ? "hardware exp" : "portable exp";
+  if (p.top_k.data != nullptr || p.top_k.value > 0) plan += ", top_k";
+  if (cuts(p.top_p, 1.0f)) plan += ", top_p";
+  if (cuts(p.min_p, 0.0f)) plan += ", min_p";
+  return plan;
+}
+
 }  // namespace
 
 void sample(const SampleParams& p, int device, Stream stream) {
   check_sample(p, true);
   const DeviceGuard guard(device);
-  if (has_rows(p, stream)) RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
+  if (!has_rows(p, stream)) return;
+  note_plan([&] { return plan_of(p); });
+  RLK_CUDA_IN_USE("sample", device, sample)(p, to_stream(stream));
 }
 
 void sample_partial(const SamplePartialParams& p, int device, Stream stream) {

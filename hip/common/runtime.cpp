@@ -10,6 +10,8 @@
 #include <string_view>
 #include <type_traits>
 
+#include "rlk/plan_note.h"
+
 // The code objects of an operator's kernels for all architectures (bundles.S.in). Names of the kernels begin with
 // `prefix`.
 extern "C" struct RlkHipBundle {
@@ -172,6 +174,7 @@ void Runtime::launch(int device, const char* kernel, const Grid& grid, Stream st
     throw InvalidArgument("HIP device index " + std::to_string(device) + " of " + std::to_string(count));
   }
   const DeviceGuard guard(*this, device);
+  note_plan([&] { return std::string(kernel); });
   check(
       api_.hipModuleLaunchKernel(function(device, kernel), static_cast<unsigned>(grid.x), static_cast<unsigned>(grid.y),
                                  1, static_cast<unsigned>(grid.threads), 1, 1, static_cast<unsigned>(grid.lds_bytes),

@@ -1,4 +1,5 @@
-"""rk.trace records which operators of a model ran, where, and how often, including replays of CUDA graphs."""
+"""rk.trace records which operators of a model ran, where, by which kernel plans and how often, including replays of
+CUDA graphs."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from . import _dispatch, contract
-from ._native import module as _C
+from ._native import functions
+
+_C = functions(note_plans="bool", take_plans="")
 
 # Operators of a model's forward, log-probabilities, sampling and loss, by the extension's functions.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -26,7 +29,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "silu_mul": ("gated_mul", "gated_mul_eager"),
 }
 
-Calls = Counter[tuple[str, str]]  # (operator, backend)
+Calls = Counter[tuple[str, str, str]]  # (operator, backend, plan)
 
 
 class Trace:
@@ -38,10 +41,10 @@ class Trace:
         self._graphs: dict[int, Calls] = {}  # calls of each CUDA graph, by its id
         self._captured: int | None = None  # the graph that is being captured
 
-    def count(self, operator: str, backend: str) -> None:
+    def count(self, operator: str, backend: str, plan: str) -> None:
         with self._lock:
             calls = self._calls if self._captured is None else self._graphs[self._captured]
-            calls[operator, backend] += 1
+            calls[operator, backend, plan] += 1
 
     def begin_capture(self, graph: Any) -> None:
         self._captured = id(graph)
@@ -58,13 +61,27 @@ class Trace:
     def calls(self) -> dict[str, dict[str, int]]:
         """Calls that ran, by operator and backend (``"cpu"``, ``"cuda sm_90"``, ``"rocm"``)."""
         found: dict[str, dict[str, int]] = {}
-        for (operator, backend), count in sorted(self._calls.items()):
-            found.setdefault(operator, {})[backend] = count
+        for (operator, backend, _), count in sorted(self._calls.items()):
+            of_operator = found.setdefault(operator, {})
+            of_operator[backend] = of_operator.get(backend, 0) + count
+        return found
+
+    @property
+    def plans(self) -> dict[str, dict[str, dict[str, int]]]:
+        """The same calls by operator, backend and kernel plan.
+
+        A plan is the text by which the library names its choice: a kernel and its tile on a GPU, an instruction set and
+        the arithmetic of products on a CPU. A call that needs several kernels names each, joined by ``" + "``; a call
+        without elements runs none, and its plan is ``""``. Every plan has the same bits.
+        """
+        found: dict[str, dict[str, dict[str, int]]] = {}
+        for (operator, backend, plan), count in sorted(self._calls.items()):
+            found.setdefault(operator, {}).setdefault(backend, {})[plan] = count
         return found
 
     def as_json(self) -> dict[str, Any]:
-        """The calls, and the digest of the contract that they follow."""
-        return {"contract": contract.digest(), "calls": self.calls}
+        """The calls, their plans, and the digest of the contract that they follow."""
+        return {"contract": contract.digest(), "calls": self.calls, "plans": self.plans}
 
 
 _active: Trace | None = None
@@ -72,14 +89,14 @@ _active: Trace | None = None
 
 @contextmanager
 def trace() -> Iterator[Trace]:
-    """Records which operators of a model run inside the context, on which backend and how often.
+    """Records which operators of a model run inside the context, on which backend, by which plans and how often.
 
     It records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
     ``logprob``, ``policy_loss``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled
     function. Calls that a CUDA graph captures inside the context count at each replay. A trace observes the whole
     process; only one can be open. Around a step of a trainer it shows whether :func:`enable` is active.
 
-    Yields: a :class:`Trace`, whose ``calls`` grow.
+    Yields: a :class:`Trace`, whose ``calls`` and ``plans`` grow.
     Raises: RuntimeError inside another trace.
     Source: this library's own; comparisons use it to name the operators of each side.
     Example:
@@ -99,6 +116,8 @@ def trace() -> Iterator[Trace]:
             for name in names:
                 undo.append(_replace(_C, name, _counting(found, operator, getattr(_C, name))))
         undo += _follow_graphs(found)
+        _C.note_plans(True)
+        undo.append(lambda: _C.note_plans(False))
         yield found
     finally:
         for step in undo:
@@ -114,9 +133,11 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
 
 def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any) -> Any:
+        _C.take_plans()  # those that earlier calls left
         result = own(*arguments)
-        if result is not NotImplemented:  # NotImplemented sends the call another way, where it is counted
-            found.count(operator, _backend(arguments))
+        # NotImplemented sends the call another way, where it is counted. A trace of torch's describes calls.
+        if result is not NotImplemented and not _is_described(arguments):
+            found.count(operator, _backend(arguments), " + ".join(_C.take_plans()))
         return result
 
     return counted
@@ -131,6 +152,13 @@ def _backend(arguments: tuple[Any, ...]) -> str:
         return "rocm"
     major, minor = torch.cuda.get_device_capability(tensor.device)
     return f"cuda sm_{major}{minor}"
+
+
+def _is_described(arguments: tuple[Any, ...]) -> bool:
+    """Whether a call has tensors without memory, so that it ran no kernel (_described.py)."""
+    return any(
+        _is_described(x) if isinstance(x, tuple) else isinstance(getattr(x, "layout", None), bytes) for x in arguments
+    )
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:

@@ -87,7 +87,8 @@ class Result:
         launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
             over eight requests of 16 tokens; None on a CPU.
         prefix_cache_hits: number of rollout tokens whose keys and values were already in the cache.
-        served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator.
+        served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator,
+            backend and kernel plan.
             On a GPU also this library's kernels, by name: over the steps that ``launches`` counts, and in the trainer's
             first forward.
         same_contract: whether one contract served engine and trainer; None: this library served neither.
@@ -360,6 +361,21 @@ def as_json(request: Request, results: Sequence[Result], steps: Sequence[Step] =
     }
 
 
+def operators(results: Sequence[Result]) -> dict[str, str]:
+    """The calls of each side by operator, backend and plan, such as ``linear 8 (cuda sm_90: 128x256 6, few rows 64x8
+    2)``."""
+    return {
+        f"{r.setting}, {r.trained_by}: {side} was served by": ", ".join(
+            f"{operator} {sum(plans.values())} ({backend}: {', '.join(f'{plan} {n}' for plan, n in plans.items())})"
+            for operator, backends in trace["plans"].items()
+            for backend, plans in backends.items()
+        )
+        or "its own operators"
+        for r in results
+        for side, trace in r.served.items()
+    }
+
+
 def write_report(directory: Path, request: Request, results: Sequence[Result], steps: Sequence[Step] = ()) -> None:
     """align.json and align.html."""
     from .page import table_page
@@ -367,20 +383,12 @@ def write_report(directory: Path, request: Request, results: Sequence[Result], s
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "align.json").write_text(json.dumps(as_json(request, results, steps), indent=1) + "\n")
     title = f"vLLM's rollout against its prefill and a trainer: {request.model}"
-    calls = {
-        f"{r.setting}, {r.trained_by}: {side} was served by": ", ".join(
-            f"{operator} {count} ({backend})"
-            for operator, counts in trace["calls"].items()
-            for backend, count in counts.items()
-        )
-        or "its own operators"
-        for r in results
-        for side, trace in r.served.items()
-    }
     kernels = {
         f"{r.setting}, {r.trained_by}: kernels of the {side}": ", ".join(f"{name} {n}" for name, n in found.items())
         for r in results
         for side, trace in r.served.items()
         if (found := trace.get("kernels"))
     }
-    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), asdict(request) | calls | kernels))
+    (directory / "align.html").write_text(
+        table_page(title, HEAD, rows(results), asdict(request) | operators(results) | kernels)
+    )

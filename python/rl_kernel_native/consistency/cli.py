@@ -417,7 +417,8 @@ def run_align(
         if as_json:
             print(json.dumps(runs.as_json(request, results, updates)))
         else:
-            print("\n".join(filter(None, (runs.text(results), runs.text_of_updates(updates)))))
+            served = "\n".join(f"{side}: {operators}" for side, operators in runs.operators(results).items())
+            print("\n".join(filter(None, (runs.text(results), served, runs.text_of_updates(updates)))))
         if report is not None:
             runs.write_report(report, request, results, updates)
         aligned = all(r.aligned for r in results if r.is_served) and not any(s.ratio_not_one for s in updates)
