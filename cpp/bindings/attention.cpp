@@ -1,15 +1,14 @@
-// Python's entry to attention.
+// Bindings of attention: the whole operator, its splits and their merge, and its gradients.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "call.h"
-#include "linear_args.h"
 #include "rlk/kernels/attention_row.h"
 #include "rlk/kernels/attention_span.h"
-#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
@@ -25,7 +24,7 @@ constexpr const char* kNames[] = {
 class Call {
  public:
   // `options`: (causal, window_size, softmax_scale, softcap).
-  Call(Frame* frame, const nb::tuple& arrays, const nb::tuple& options, int exp, int arithmetic)
+  Call(Frame* frame, const nb::tuple& arrays, const nb::tuple& options, nb::handle exp, int arithmetic)
       : frame_(frame),
         arrays_(arrays),
         q_(frame->read(given(kQ), "q", kFloats)),
@@ -34,7 +33,7 @@ class Call {
     check_same(k_, q_);
     check_same(v_, q_);
     input_.dtype = q_->dtype;
-    input_.exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
+    input_.exp = read_exp(exp, device());
     input_.arithmetic = static_cast<Arithmetic>(arithmetic);
     input_.causal = entry(options, 0).ptr() == Py_True;
     read_queries();
@@ -239,31 +238,14 @@ class Call {
   AttentionInput input_;
 };
 
-nb::object run(Frame* frame, const Call& call, bool wants_lse) {
+RLK_EAGER_FUNCTION(attention, 4, (), nb::tuple arrays, nb::tuple options, nb::handle exp, int arithmetic,
+                   bool wants_lse) {
+  const Call call(frame, arrays, options, exp, arithmetic);
   AttentionParams p{call.input()};
   return Results("attention", call.q(), frame)
       .add(&p.out, call.out_shape(), p.dtype)
       .add(&p.lse, call.lse_shape(), wants_lse)
       .run(rlk::attention, &p, attention_workspace_bytes);
-}
-
-RLK_FUNCTION(attention, (), nb::tuple arrays, nb::tuple options, int exp, int arithmetic, bool wants_lse) {
-  return run(frame, Call(frame, arrays, options, exp, arithmetic), wants_lse);
-}
-
-// Fast path for an eager call on plain CUDA tensors without gradient, such as a decode step. Any other call gets
-// NotImplemented and takes the general path.
-RLK_PLAIN_FUNCTION(attention_eager, nb::tuple arrays, nb::tuple options, nb::handle exp, bool wants_lse) {
-  const bool direct =
-      may_bypass_dispatcher({entry(arrays, kQ), entry(arrays, kK), entry(arrays, kV), entry(arrays, kSinks)});
-  const int mode = direct ? read_exp(exp) : -1;
-  if (mode < 0) return nb::borrow(Py_NotImplemented);
-  Frame frame;
-  return unless_refused([&] {
-    const Call call(&frame, arrays, options, mode, 0);
-    if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-    return run(&frame, call, wants_lse);
-  });
 }
 
 // Numbers of the splits that a call for partials computes, ascending.
@@ -287,7 +269,7 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
   return splits;
 }
 
-RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::handle splits_given, int exp,
+RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::handle splits_given, nb::handle exp,
              int arithmetic) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionPartialsParams p{call.input()};
@@ -312,16 +294,18 @@ RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::ha
   return results.result();
 }
 
-const float* read_rows(Frame* frame, nb::handle given, const char* name, const Call& call) {
-  const Array* const a = frame->optional(given, name, kFloat32, call.device());
+// Reads a contiguous float32 array of this shape on the device of `like`, null for None. `what` explains the shape.
+const float* read_rows(Frame* frame, nb::handle given, const char* name, std::span<const std::int64_t> shape,
+                       const Array& like, const char* what) {
+  const Array* const a = frame->optional(given, name, kFloat32, like->device);
   if (!a) return nullptr;
-  check_shape(*a, call.lse_shape(), "lse");
+  require_shape(std::ranges::equal(a->shape(), shape), *a, "shape ", shape, " (", what, ")");
   require_contiguous(*a);
-  return a->data<float>();
+  return a->elements<float>();
 }
 
 RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given), nb::tuple arrays, nb::tuple options,
-             int exp, int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks) {
+             nb::handle exp, int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionBackwardParams p{call.input()};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");
@@ -337,14 +321,82 @@ RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given),
   p.dout = Call::heads(dout);
   p.out = Call::heads(out);
   if (lse_given.is_none()) type_error("lse", "the lse that attention returned, got None");
-  p.lse = read_rows(frame, lse_given, "lse", call);
-  p.dlse = read_rows(frame, dlse_given, "dlse", call);
+  p.lse = read_rows(frame, lse_given, "lse", call.lse_shape(), call.q(), "that of lse");
+  p.dlse = read_rows(frame, dlse_given, "dlse", call.lse_shape(), call.q(), "that of lse");
   return Results("attention", call.q(), frame)
       .add(&p.dq, call.q().shape(), p.dtype, wants_q)
       .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
       .add(&p.dv, call.v().shape(), p.dtype, wants_kv)
       .add(&p.dsinks, {call.input().num_q_heads}, wants_sinks)
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
+}
+
+// The parts or partials of a call: [parts, batch, tokens, heads, head_dim], packed without batch.
+void read_shape(const Array& a, AttentionMergeParams* p) {
+  require_shape(a->ndim == 4 || a->ndim == 5, a,
+                "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
+  p->num_splits = a->shape[0];
+  p->value_dim = a->shape[a->ndim - 1];
+  p->num_q_heads = a->shape[a->ndim - 2];
+  p->q_tokens = a->shape[a->ndim - 3];
+  p->rows = p->q_tokens * (a->ndim == 5 ? a->shape[1] : 1);
+  check_head_dim(a);
+  require(p->num_splits <= kMaxMergedSplits, a, "at most ", kMaxMergedSplits, " splits, got shape ", a.shape());
+  require_contiguous(a);
+}
+
+// The shape of lse, where heads precede tokens.
+Sizes rows_of(const Array& a) {
+  Sizes shape(a.shape().begin() + 1, a.shape().end() - 1);
+  std::swap(shape[shape.size() - 1], shape[shape.size() - 2]);
+  return shape;
+}
+
+nb::object run_merge(Frame* frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
+  return Results("attention", first, frame)
+      .add(&p->out, first.shape().subspan(1), p->dtype)
+      .add(&p->lse, rows_of(first), wants_lse)
+      .run(rlk::attention_merge, *p);
+}
+
+// `splits` has the split numbers of the partials, in any order.
+RLK_FUNCTION(attention_merge, (sums_given, stats_given, sinks_given, splits), int dtype, int exp, bool wants_lse) {
+  AttentionMergeParams p;
+  const Array& sums = frame->read(sums_given, "sums", kFloat32);
+  require_given(stats_given, "stats");
+  read_shape(sums, &p);
+  const Sizes of_stats = shape_with(sums.shape().first(sums->ndim - 1), 2);
+  p.sums = sums.data<float>();
+  p.stats = read_rows(frame, stats_given, "stats", of_stats, sums, "m and l of each row of sums");
+  Sizes numbers;
+  for (const nb::handle number : splits) numbers.push_back(nb::cast<std::int64_t>(number));
+  require(std::ssize(numbers) == p.num_splits, "splits", p.num_splits, " numbers (the first dimension of sums), got ",
+          numbers.size());
+  std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
+  std::sort(p.order, p.order + p.num_splits, [&](std::int16_t a, std::int16_t b) { return numbers[a] < numbers[b]; });
+  for (std::int64_t i = 1; i < p.num_splits; ++i) {
+    const std::int64_t number = numbers[p.order[i]];
+    require(number != numbers[p.order[i - 1]], "splits", "each number once, got ", number, " twice");
+  }
+  p.sinks = read_rows(frame, sinks_given, "sinks", Sizes{p.num_q_heads}, sums, "the heads of sums");
+  RLK_FILL(p, as_given, dtype, exp)
+  return run_merge(frame, &p, sums, wants_lse);
+}
+
+RLK_FUNCTION(attention_merge_approximate, (outs_given, lses_given), int exp, bool wants_lse) {
+  AttentionMergeParams p;
+  const Array& outs = frame->read(outs_given, "outs", kFloats);
+  require_given(lses_given, "lses");
+  read_shape(outs, &p);
+  Sizes of_lses = rows_of(outs);
+  of_lses.insert(of_lses.begin(), p.num_splits);
+  p.lses =
+      read_rows(frame, lses_given, "lses", of_lses, outs, "a number for each row of outs, heads in front of tokens");
+  std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
+  p.outs = outs.data();
+  p.dtype = outs->dtype;
+  RLK_FILL(p, as_given, exp)
+  return run_merge(frame, &p, outs, wants_lse);
 }
 
 }  // namespace

@@ -3,14 +3,17 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <mutex>
+#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "../cpu/float_environment.h"
-#include "ndarray.h"
+#include "arguments.h"
+#include "rlk/ops/linear_logprob.h"
 #include "torch_state.h"
 
 namespace rlk::bindings {
@@ -110,9 +113,9 @@ class Results {
     return result();
   }
   // Likewise, with the workspace that the kernel needs.
-  template <class Params>
-  nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p,
-                 std::int64_t (*workspace_bytes)(const Params&, Device), bool accumulates = false) {
+  template <class Params, class Bytes>
+  nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p, Bytes workspace_bytes,
+                 bool accumulates = false) {
     if (caller_.describes()) return result();
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
@@ -124,6 +127,39 @@ class Results {
   nb::object arrays_[10];
   int count_ = 0;
 };
+
+// ---- workspace whose size a caller bounds ---------------------------------------------------------------------------
+
+constexpr std::int64_t kAlign = 256;
+inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
+
+// A caller's limit, or None.
+inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
+  if (bytes.is_none()) return std::nullopt;
+  return read_integer(bytes, "workspace_bytes", "a number of bytes");
+}
+
+inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
+  require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
+}
+
+// Allocates the largest useful workspace, at most the caller's limit or, without one, the usual size. It begins at a
+// multiple of kAlign, wherever the allocator's memory begins.
+template <class Params>
+nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::optional<std::int64_t> limit,
+                              const Results& results) {
+  if (limit) require_bytes(least_bytes(range), *limit, "this call");
+  if (range.most == 0) return nb::none();
+  const std::int64_t bytes = limit.value_or(usual_workspace(range));
+  p->workspace_bytes = std::min(range.most, bytes - kAlign);
+  void* memory = nullptr;
+  nb::object array = take_workspace(results.caller(), p->workspace_bytes + kAlign, &memory);
+  const auto first = reinterpret_cast<std::uintptr_t>(memory);
+  p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
+  return array;
+}
+
+// ---- functions of the module ----------------------------------------------------------------------------------------
 
 // Registers a function of the module, which defines it when it is loaded.
 struct Registered {
@@ -138,7 +174,8 @@ struct Registered {
 // The same for a function that allocates. It has a `frame`, then objects, then parameters with their types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
-// The same for a function with an eager call, <name>_eager, whose first `tensors` objects are tensors.
+// The same for a function with an eager call, <name>_eager, whose first `tensors` arguments are tensors, or entries of
+// its first argument.
 #define RLK_EAGER_FUNCTION(name, tensors, objects, ...)                                                              \
   nb::object name(Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__);           \
   const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \
@@ -193,31 +230,32 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arg
       });
 }
 
-// An eager call, or NotImplemented where it refuses an argument. The general path then resolves torch's negative bit, or
-// raises the error. A call refuses arguments before it starts a kernel.
-template <class Call>
-nb::object unless_refused(Call call) {
-  try {
-    return call();
-  } catch (const nb::builtin_exception&) {
-    return nb::borrow(Py_NotImplemented);
-  }
-}
-
 // Defines the eager call of a function that allocates. It keeps the host cost of a decode step low. The first kTensors
-// arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented and takes the general path.
+// arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented, and so does a call that
+// refuses an argument, before it starts a kernel. The general path then resolves torch's negative bit, or raises the error.
 template <auto kFunction, int kTensors, class... Arguments>
 void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(
       m, name, +[](Arguments... given) -> nb::object {
         const auto arguments = std::tie(given...);
+        const auto tensor = [&]<std::size_t kAt>() -> nb::handle {
+          const auto& first = std::get<0>(arguments);
+          if constexpr (std::is_same_v<decltype(first), const nb::tuple&>)
+            return entry(first, kAt);
+          else
+            return std::get<kAt>(arguments);
+        };
         const bool direct = [&]<std::size_t... kFirst>(std::index_sequence<kFirst...>) {
-          return may_bypass_dispatcher({std::get<kFirst>(arguments)...});
+          return may_bypass_dispatcher({tensor.template operator()<kFirst>()...});
         }
         (std::make_index_sequence<kTensors>{});
         if (!direct) return nb::borrow(Py_NotImplemented);
         Frame frame;
-        return unless_refused([&] { return kFunction(&frame, given...); });
+        try {
+          return kFunction(&frame, given...);
+        } catch (const nb::builtin_exception&) {
+          return nb::borrow(Py_NotImplemented);
+        }
       });
 }
 

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "call.h"
-#include "linear_args.h"
 
 namespace rlk::bindings {
 namespace {

@@ -10,10 +10,8 @@
 #include <type_traits>
 
 #include "call.h"
-#include "linear_args.h"
 #include "rlk/ops/linear_logprob.h"
 #include "rlk/ops/sample.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -42,7 +40,7 @@ struct LogprobArguments {
   nb::handle logits, target;
   // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
   const nb::tuple& numbers;
-  int exp;
+  nb::handle exp;                                          // read_exp() reads it
   nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if the logits hold the whole row
   double label_smoothing = 0.0;
 };
@@ -118,7 +116,7 @@ class LogprobCall {
     input_.logit_scale = read_positive(logit_scale, "logit_scale", "");
     if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
     input_.label_smoothing = static_cast<float>(a.label_smoothing);
-    input_.exp = a.exp == 1 ? Exp::kHardware : Exp::kPortable;
+    input_.exp = read_exp(a.exp, device());
     read_vocabulary(a, valid_vocab, canonical_vocab);
     if (!offsets.is_none()) read_kept(frame, ids, offsets);
   }
@@ -229,33 +227,16 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
   add_one(4, &p->status);
 }
 
-nb::object run(Frame* frame, const LogprobCall& call, int returns, nb::handle out) {
+// `numbers` is LogprobArguments::numbers. An eager call has no kept set and no given outputs.
+RLK_EAGER_FUNCTION(logprob, 1, (logits, target), nb::tuple numbers, nb::handle exp, int returns, nb::handle out) {
+  const LogprobCall call(frame, {logits, target, numbers, exp});
   LogprobParams p{call.input()};
   Results results("logprob", call.logits(), frame);
   add_outputs(frame, &results, call.rows_shape(), returns, &p, &call, out);
   return results.run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// `numbers` is LogprobArguments::numbers.
-RLK_FUNCTION(logprob, (logits, target), nb::tuple numbers, int exp, int returns, nb::handle out) {
-  return run(frame, LogprobCall(frame, {logits, target, numbers, exp}), returns, out);
-}
-
-// Fast path for an eager call on a plain CUDA tensor without gradient, kept set or given outputs, such as a decode
-// step. Any other call gets NotImplemented and takes the general path.
-RLK_PLAIN_FUNCTION(logprob_eager, nb::handle logits, nb::handle target, nb::tuple numbers, nb::handle exp,
-                   int returns) {
-  const int mode = may_bypass_dispatcher({logits}) ? read_exp(exp) : -1;
-  if (mode < 0) return nb::borrow(Py_NotImplemented);
-  Frame frame;
-  return unless_refused([&] {
-    const LogprobCall call(&frame, {logits, target, numbers, mode});
-    if (call.device().type != DeviceType::kCuda) return nb::borrow(Py_NotImplemented);
-    return run(&frame, call, returns, nb::none());
-  });
-}
-
-RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, int exp, nb::handle vocab_start,
+RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobParams p{call.input()};
@@ -305,7 +286,7 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 }
 
 // `rows` are those of read_backward_rows.
-RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, int exp, nb::handle vocab_start,
+RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
   LogprobBackwardParams p;
@@ -356,8 +337,8 @@ struct HeadArguments {
         weight((check_operand(hidden), frame), entry(of, kWeight), "weight", hidden, 1),
         dh_segments(nb::cast<int>(entry(how, 4))),
         call(frame,
-             {Py_None, entry(of, kTarget), numbers, nb::cast<int>(entry(how, 0)), of_shard(shard, 0),
-              of_shard(shard, 1), nb::cast<double>(entry(how, 6))},
+             {Py_None, entry(of, kTarget), numbers, entry(how, 0), of_shard(shard, 0), of_shard(shard, 1),
+              nb::cast<double>(entry(how, 6))},
              hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden->dtype)) {
     put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden->device,
                        hidden->dtype, " (that of hidden)"),

@@ -8,7 +8,6 @@
 #include "call.h"
 #include "cpp/cpu/isa.h"
 #include "cpp/cpu/thread_pool.h"
-#include "ndarray.h"
 #include "rlk/build.h"
 #include "rlk/plan_note.h"
 

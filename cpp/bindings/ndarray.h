@@ -7,6 +7,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <array>
 #include <concepts>
 #include <forward_list>
 #include <initializer_list>
@@ -157,6 +158,18 @@ void require_backend(const char* op, const Array& a);
 
 // Whether Python gave an array and not a number.
 bool is_array(nb::handle given);
+
+// An element of a tuple, valid as long as the tuple.
+inline nb::handle entry(const nb::tuple& of, int i) {
+  if (PyObject* const found = PyTuple_GetItem(of.ptr(), i)) return found;
+  throw nb::python_error();
+}
+template <std::size_t kCount>
+std::array<nb::handle, kCount> entries(const nb::tuple& of) {
+  std::array<nb::handle, kCount> found;
+  for (std::size_t i = 0; i < kCount; ++i) found[i] = entry(of, static_cast<int>(i));
+  return found;
+}
 
 // Marks an unconsumed capsule of uint16 as bfloat16, since NumPy has no bfloat16; returns the capsule.
 nb::object bfloat16_capsule(nb::object capsule);

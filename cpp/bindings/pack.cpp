@@ -5,8 +5,6 @@
 #include <vector>
 
 #include "call.h"
-#include "linear_args.h"
-#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {

@@ -4,8 +4,6 @@
 #include <optional>
 
 #include "call.h"
-#include "linear_args.h"
-#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "call.h"
-#include "linear_args.h"
 
 namespace rlk::bindings {
 namespace {
@@ -162,9 +161,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
   RopeParams p;
   p.head_dim = q.head_dim;
   p.dtype = q.array->dtype;
-  p.interleaved = interleaved;
-  p.round_products = round_products;
-  p.transposed = transposed;
+  RLK_FILL(p, as_given, interleaved, round_products, transposed)
   std::optional<HeadsArgument> k;
   if (!k_given.is_none()) {
     k.emplace(frame, k_given, transposed ? "dk_out" : "k", head_axis);

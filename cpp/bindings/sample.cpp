@@ -5,11 +5,8 @@
 #include <algorithm>
 
 #include "call.h"
-#include "linear_args.h"
 #include "rlk/ops/linear_sample.h"
 #include "rlk/ops/random_bits.h"
-#include "tokens.h"
-#include "workspace.h"
 
 namespace rlk::bindings {
 namespace {
@@ -154,11 +151,6 @@ RLK_FUNCTION(process_logits, (logits), nb::tuple edits, int order, nb::handle vo
       .run(rlk::process_logits, p);
 }
 
-template <class Params>
-std::int64_t workspace_bytes(const Params& p, Device device) {
-  return sample_workspace_bytes(p, device);
-}
-
 // The parts of rule 5 that columns [start, start + columns) make up; none if no column is valid.
 PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start, std::int64_t columns) {
   if (columns == 0 || start >= valid_vocab) return {};
@@ -257,7 +249,7 @@ RLK_FUNCTION(sample_partial, (logits), nb::tuple rows, nb::handle raw_logits, nb
       .add(&p.payload, {p.num_rows, words})
       .add(&p.kept_ids, {p.kept_capacity}, keeps)
       .add(&p.kept_offsets, {p.num_rows + 1}, keeps)
-      .run(rlk::sample_partial, &p, workspace_bytes<SamplePartialParams>);
+      .run(rlk::sample_partial, &p, sample_workspace_bytes);
 }
 
 RLK_FUNCTION(sample_merge, (payloads), nb::tuple rows, nb::handle vocab_size, nb::handle valid_vocab, int exp,
@@ -288,7 +280,7 @@ RLK_FUNCTION(sample_merge, (payloads), nb::tuple rows, nb::handle vocab_size, nb
       .add(&p.kept_ids, {kept_capacity}, kept_capacity >= 0)
       .add(&p.kept_offsets, {p.num_rows + 1}, kept_capacity >= 0)
       .add(&p.status, {p.num_rows})
-      .run(rlk::sample_merge, &p, workspace_bytes<SampleMergeParams>);
+      .run(rlk::sample_merge, &p, sample_workspace_bytes);
 }
 
 RLK_FUNCTION(linear_sample, (hidden, weight, bias), nb::tuple rows, nb::handle valid_vocab, int exp, int arithmetic,

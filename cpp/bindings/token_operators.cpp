@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "call.h"
-#include "linear_args.h"
 #include "rlk/ops/covariance_mask.h"
 #include "rlk/ops/gae.h"
 #include "rlk/ops/group_advantage.h"
@@ -16,7 +15,6 @@
 #include "rlk/ops/sequence_logprob.h"
 #include "rlk/ops/shift_labels_packed.h"
 #include "rlk/ops/value_loss.h"
-#include "tokens.h"
 
 namespace rlk::bindings {
 namespace {
@@ -56,50 +54,24 @@ float read_share(nb::handle value, const char* name) {
   return read_number_in(value, name, 0.0f, 1.0f, "a number in [0, 1]");
 }
 
-// Returns (advantages or None, returns).
-nb::object run_gae(Frame* frame, GaeKind kind, GaeParams p, TokenArguments* tokens, nb::handle mask,
-                   nb::handle bootstrap) {
-  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, tokens->sequences().num_sequences,
-                             "num_sequences", tokens->device());
-  boots.require_contiguous();
-  p.kind = kind;
-  p.sequences = tokens->sequences();
-  fill(&p.rewards, tokens->first());
-  p.mask = tokens->mask(mask);
-  p.bootstrap = boots.floats();
-  p.advantages = p.returns = tokens->output();
-  return Results("gae", tokens->array(), frame)
-      .add(&p.advantages.data, tokens->shape(), p.kind != GaeKind::kDiscountedReturns)
-      .add(&p.returns.data, tokens->shape())
-      .run(rlk::gae, p);
-}
-
-RLK_FUNCTION(gae, (rewards, values, mask, cu_seqlens, bootstrap, gamma, lam)) {
+// Returns (advantages or None, returns). An array or a number that the kind does not use is None or 1.
+RLK_FUNCTION(gae, (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
+             int kind, bool reset, bool rollout_neutral) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  RLK_FILL(p, tokens.optional, values)
-  RLK_FILL(p, read_share, gamma, lam)
-  return run_gae(frame, GaeKind::kGae, p, &tokens, mask, bootstrap);
-}
-
-RLK_FUNCTION(discounted_returns, (rewards, mask, cu_seqlens, gamma), bool reset) {
-  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  RLK_FILL(p, as_given, reset)
-  RLK_FILL(p, read_share, gamma)
-  return run_gae(frame, GaeKind::kDiscountedReturns, p, &tokens, mask, nb::none());
-}
-
-RLK_FUNCTION(vtrace,
-             (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
-             bool rollout_neutral) {
-  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  GaeParams p;
-  RLK_FILL(p, as_given, rollout_neutral)
+  auto p = tokens.params(mask, &GaeParams::rewards);
+  RLK_FILL(p, as_given, kind, reset, rollout_neutral)
   RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
   RLK_FILL(p, read_share, gamma, lam)
   RLK_FILL(p, read_positive, rho_bar, c_bar)
-  return run_gae(frame, GaeKind::kVtrace, p, &tokens, mask, bootstrap);
+  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, p.sequences.num_sequences, "num_sequences",
+                             tokens.device());
+  boots.require_contiguous();
+  p.bootstrap = boots.floats();
+  p.advantages = p.returns = tokens.output();
+  return Results("gae", tokens.array(), frame)
+      .add(&p.advantages.data, tokens.shape(), p.kind != GaeKind::kDiscountedReturns)
+      .add(&p.returns.data, tokens.shape())
+      .run(rlk::gae, p);
 }
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's

@@ -30,9 +30,9 @@ from .attention_partials import AttentionPartials, partials, unit_of
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
 _C = functions(
-    attention="object*2, int*2, bool, object, int",
-    attention_backward="object*6, int*2, bool*3, object, int",
-    attention_eager="object*3, bool",
+    attention="object*3, int, bool, object, int",
+    attention_backward="object*7, int, bool*3, object, int",
+    attention_eager="object*3, int, bool",
 )
 
 
@@ -267,7 +267,7 @@ def attention(
         and not _call.loaded.is_autocasting()
     ):
         arrays = (q, k, v, sinks, *lists)
-        result = _C.attention_eager(arrays, options, exp, return_lse)
+        result = _C.attention_eager(arrays, options, exp, 0, return_lse)
         if result is not NotImplemented:
             return AttentionResult(*result) if return_lse else result[0]
     if block_table is not None and _dispatch.is_tensor(q) and _call.engine().wants_grad(q, k, v, sinks):

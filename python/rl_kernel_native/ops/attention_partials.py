@@ -22,7 +22,7 @@ from .attention_lists import PAGES, PLACES
 
 __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials_reference", "attention_splits"]
 
-_C = functions(attention_partials="object*3, int*2, object, int")
+_C = functions(attention_partials="object*4, int, object, int")
 
 LISTS = (*PLACES[:5], *PAGES)  # the lists of a call without a tree
 MOST_SPLITS = split_count((1 << 31) - 1)

@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 _C = functions(
-    logprob="object*3, int*2, object*2, int",
-    logprob_backward="object*3, int, object*5, int",
-    logprob_eager="object*4, int",
+    logprob="object*4, int, object*2, int",
+    logprob_backward="object*9, int",
+    logprob_eager="object*4, int, object",
     logprob_merge="object*2, int, float, int, object, int",
-    logprob_partial="object*3, int, object*3, int",
+    logprob_partial="object*7, int",
 )
 
 
@@ -194,7 +194,7 @@ def logprob(
         and not _call.loaded.is_read_by_dynamo()
     ):
         numbers = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, None, None)
-        result = _C.logprob_eager(logits, target, numbers, exp, returns)
+        result = _C.logprob_eager(logits, target, numbers, exp, returns, None)
         if result is not NotImplemented:
             return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
     if out is not None:
