@@ -69,7 +69,7 @@ OF_STEM = {
     "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
     "central": ["value_loss", "mismatch_metrics", "importance_weights"],
     "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
-    "row_operators": ["embedding", "rms_norm", "silu_mul"],
+    "row_operators": ["embedding", "rms_norm", "silu_mul", "linear"], "arguments": ["linear", "logprob", "one_dimension"],
     "token_operators": [
         "covariance_mask", "gae", "group_advantage", "importance_weights", "kl", "masked_whiten", "mismatch_metrics",
         "optimal_token_baseline", "policy_loss", "scatter_rewards", "sequence_logprob", "shift_labels_packed",

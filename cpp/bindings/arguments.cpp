@@ -20,10 +20,6 @@ void require_columns_below(const RowsArgument& a, int bits) {
   require(a.columns < std::int64_t{1} << bits, a.array, "fewer than 2^", bits, " columns, got ", a.columns);
 }
 
-void require_device(const Array& a, Device device) {
-  require(a->device == device, a, "device ", device, ", got ", a->device);
-}
-
 RowsArgument::RowsArgument(Frame* frame, nb::handle object, const char* name)
     : array(frame->read(object, name, kFloats)) {
   const TensorView& v = array.view();
@@ -50,7 +46,7 @@ Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns) {
 WeightArgument::WeightArgument(Frame* frame, nb::handle object, const char* name, const RowsArgument& like,
                                int dimension)
     : array(frame->read(object, name, kFloats)) {
-  check_same(array, like.array);
+  check_dtype(array, like.array);
   const bool first = dimension == 0;
   require_shape(array->ndim == 2 && array->shape[dimension] == like.columns, array,
                 first ? "shape [" : "shape [out_features, ", like.columns, first ? ", in_features] (" : "] (",
@@ -143,11 +139,9 @@ int read_segments(nb::handle k_segments, std::int64_t in_features) {
   return static_cast<int>(s);
 }
 
-void check_same(const Array& a, const Array& like) {
-  if (a->dtype != like->dtype) {
-    type_error(a.name(), "dtype ", like->dtype, " (that of ", like, "), got ", a->dtype, autocast_hint());
-  }
-  require_device(a, like->device);
+void check_dtype(const Array& a, const Array& like) {
+  if (a->dtype == like->dtype) return;
+  type_error(a.name(), "dtype ", like->dtype, " (that of ", like, "), got ", a->dtype, autocast_hint());
 }
 
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
@@ -155,7 +149,7 @@ void check_shape(const Array& a, std::span<const std::int64_t> shape, const char
 }
 
 void check_like(const RowsArgument& a, const RowsArgument& like) {
-  check_same(a.array, like.array);
+  check_dtype(a.array, like.array);
   check_shape(a.array, like.array.shape(), like.array.name());
 }
 
@@ -172,14 +166,13 @@ void check_float32_or(const Array& a, const Array& like) {
   dtype_error(a, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, " (that of ", like, ")"));
 }
 
-const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, Device device,
-                       DType dtype, const char* like, DType also) {
+const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, DType dtype,
+                       const char* like, DType also) {
   if (object.is_none()) return nullptr;
   const Array& bias = frame->read(object, "bias", dtypes);
   if (bias->dtype != DType::kFloat32 && bias->dtype != dtype && bias->dtype != also) {
     dtype_error(bias, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
   }
-  require_device(bias, device);
   require_shape(bias->ndim == 1 && bias->shape[0] == columns, bias, "shape [", columns, "] (out_features)");
   require_columns(bias);
   return &bias;
@@ -196,18 +189,13 @@ void check_gradient_dtype(const char* name, DType dtype, DType rows) {
   type_error(name, "float32 or ", rows, " (that of dy), got ", dtype);
 }
 
-std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device, const char* what) {
-  require_device(out, device);
+std::int64_t check_output(const Frame* frame, const Array& out, std::int64_t rows, std::int64_t columns,
+                          const char* what) {
   require_shape(out->ndim == 2 && out->shape[0] == rows && out->shape[1] == columns, out, "shape [", rows, ", ",
                 columns, "] (", what, ")");
-  require_writable(out);
+  frame->require_writable(out);
   require_columns(out);
   return out->stride(0);
-}
-
-void require_writable(const Array& out) {
-  if (out->read_only) throw nb::buffer_error(words(out, ": is read-only").c_str());
-  require(!overlaps_itself(out.view()), out, "strides that do not overlap");
 }
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------
@@ -240,20 +228,18 @@ TokenMask flags_of(const Array& mask) {
   return {mask->data, mask->ndim == 2 ? mask->stride(0) : 0, mask.element_bytes(), mask.is_float()};
 }
 
-TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose,
-                    Device device) {
+TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose) {
   if (object.is_none()) return {};
   const Array& a = frame->read_any(object, "mask");
   require_flags(a);
-  require_device(a, device);
   check_shape(a, shape, whose);
   if (a->ndim > 0) require_columns(a);
   return flags_of(a);
 }
 
-OffsetsArgument::OffsetsArgument(Frame* frame, nb::handle object, Device device, const char* name, const char* count) {
+OffsetsArgument::OffsetsArgument(Frame* frame, nb::handle object, const char* name, const char* count) {
   if (object.is_none()) return;
-  const Array& a = frame->read(object, name, kIndices, device);
+  const Array& a = frame->read(object, name, kIndices);
   require_shape(a->ndim == 1 && a->shape[0] > 0, a, "shape [", count, " + 1]");
   require_columns(a);
   offsets.data = a->data;
@@ -262,8 +248,8 @@ OffsetsArgument::OffsetsArgument(Frame* frame, nb::handle object, Device device,
 }
 
 GroupsArgument::GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size,
-                               std::int64_t num_sequences, int bits, Device device) {
-  const OffsetsArgument given(frame, group_offsets, device, "group_offsets", "num_groups");
+                               std::int64_t num_sequences, int bits) {
+  const OffsetsArgument given(frame, group_offsets, "group_offsets", "num_groups");
   const bool by_offsets = !group_offsets.is_none();
   const char* const name = by_offsets ? "group_offsets" : "group_size";
   if (by_offsets) {
@@ -288,7 +274,7 @@ TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name
   sequences_.num_tokens = first_->shape[first_->ndim - 1];
   sequences_.num_sequences = first_->ndim == 2 ? first_->shape[0] : 1;
   if (packed) {
-    const OffsetsArgument given(frame, cu_seqlens, first_->device);
+    const OffsetsArgument given(frame, cu_seqlens);
     sequences_.cu_seqlens = given.offsets.data;
     sequences_.cu_dtype = given.offsets.dtype;
     sequences_.num_sequences = given.num_sequences;
@@ -299,7 +285,6 @@ TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name
 }
 
 PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
-  require_device(a, device());
   const auto* const data = a.data<float>();
   if (std::ranges::equal(a.shape(), shape())) {
     const std::int64_t tokens = a->shape[a->ndim - 1];
@@ -331,13 +316,13 @@ PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool 
 }
 
 TokenMask TokenArguments::mask(nb::handle object, const char*) {
-  return read_mask(frame_, object, shape(), first_.name(), device());
+  return read_mask(frame_, object, shape(), first_.name());
 }
 
 float TokenArguments::number(nb::handle object, const char* name, const float** element) {
   if (PyFloat_Check(object.ptr())) return static_cast<float>(PyFloat_AsDouble(object.ptr()));
   if (object.is_none()) return 0.0f;
-  const Array& a = frame_->read(object, name, kFloat32, device());
+  const Array& a = frame_->read(object, name, kFloat32);
   require(a->num_elements() == 1, a, "one element, got shape ", a.shape());
   *element = a.data<float>();
   return 0.0f;
@@ -357,13 +342,12 @@ const Array& read_spans(Frame* frame, nb::handle object) {
 }
 
 VectorArgument::VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes,
-                               std::int64_t count, const char* of, std::optional<Device> device, const char* cure)
+                               std::int64_t count, const char* of, const char* cure)
     : array_(frame->optional(object, name, dtypes)) {
-  if (array_) check(count, of, device, cure);
+  if (array_) check(count, of, cure);
 }
 
-void VectorArgument::check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const {
-  if (device) require_device(*array_, *device);
+void VectorArgument::check(std::int64_t count, const char* of, const char* cure) const {
   const TensorView& v = array_->view();
   if (v.ndim == 1 && (count < 0 || v.shape[0] == count)) return;
   const bool has_words = count >= 0 && *of != 0;

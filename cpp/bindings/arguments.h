@@ -4,7 +4,6 @@
 #pragma once
 
 #include <limits>
-#include <optional>
 #include <vector>
 
 #include "ndarray.h"
@@ -64,8 +63,8 @@ struct WeightArgument {
 
 // Reads a bias [out_features] in float32, in the operands' dtype or in `also`; null for None. `dtypes` and `like` are
 // words for errors.
-const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, Device device,
-                       DType dtype, const char* like, DType also = DType::kFloat32);
+const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, DType dtype,
+                       const char* like, DType also = DType::kFloat32);
 template <class Params>
 void put_bias(const Array* bias, Params* p) {
   if (!bias) return;
@@ -99,25 +98,16 @@ int read_segments(nb::handle k_segments, std::int64_t in_features);
 void require_contiguous(const Array& a);
 void require_columns(const Array& a);                         // requires contiguous columns
 void require_columns_below(const RowsArgument& a, int bits);  // requires fewer than 2^bits columns
-void check_same(const Array& a, const Array& like);           // compares dtype and device
+void check_dtype(const Array& a, const Array& like);          // requires that of `like`
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
-void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype, device and shape
+void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype and shape
 void check_head_dim(const Array& a);                                   // the last dimension, of attention
 void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
 // Checks a matrix that a call writes, and returns its row stride. `what` names its dimensions in errors.
-std::int64_t check_output(const Array& out, std::int64_t rows, std::int64_t columns, Device device,
+std::int64_t check_output(const Frame* frame, const Array& out, std::int64_t rows, std::int64_t columns,
                           const char* what = "out_features, in_features");
-void require_writable(const Array& out);  // no two elements may share memory
-// Raises an error if an output shares memory with an input. Null stands for no input.
-template <class Inputs = std::initializer_list<const Array*>>
-void check_apart(const Array& out, const Inputs& inputs) {
-  for (const Array* input : inputs) {
-    if (!input || !ranges_overlap(out.view(), input->view())) continue;
-    argument_error(out, "may share memory with ", *input, ": their addresses overlap");
-  }
-}
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------
 
@@ -129,12 +119,11 @@ void require_flags(const Array& mask);
 TokenMask flags_of(const Array& mask);
 
 // Reads a mask that must have the shape of the array named `whose`. None: every token counts.
-TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose,
-                    Device device);
+TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose);
 
 // Offsets [num + 1], or None.
 struct OffsetsArgument {
-  OffsetsArgument(Frame* frame, nb::handle object, Device device, const char* name = "cu_seqlens",
+  OffsetsArgument(Frame* frame, nb::handle object, const char* name = "cu_seqlens",
                   const char* count = "num_sequences");
   Offsets offsets;
   std::int64_t num_sequences = 0;
@@ -143,8 +132,7 @@ struct OffsetsArgument {
 // Groups of consecutive sequences, given by offsets (fewer than 2^bits groups), or by one size that divides the number
 // of sequences.
 struct GroupsArgument {
-  GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits,
-                 Device device);
+  GroupsArgument(Frame* frame, nb::handle group_offsets, std::int64_t group_size, std::int64_t num_sequences, int bits);
   Offsets offsets{nullptr, DType::kInt64};
   std::int64_t num_groups = 0, size = 0;
 };
@@ -164,7 +152,6 @@ class TokenArguments {
                  TokenKind kind = TokenKind::kFloat32);
 
   const Sequences& sequences() const { return sequences_; }
-  Device device() const { return first_->device; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
   const Array& array() const { return first_; }
   std::int64_t row_stride() const { return stride_of(first_); }  // stride of the first array
@@ -216,11 +203,11 @@ constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32})
 class VectorArgument {
  public:
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
-                 const char* of, std::optional<Device> device, const char* cure = "");
+                 const char* of, const char* cure = "");
   // Reads the first array of a call, which is not None and has any count.
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
       : array_(&frame->read(object, name, dtypes)) {
-    check(-1, of, std::nullopt, "");
+    check(-1, of, "");
   }
   template <class T = void>
   const T* data() const {
@@ -234,14 +221,13 @@ class VectorArgument {
   }
   RowIntegers integers() const { return {data(), 0, stride(), dtype(DType::kInt64)}; }
   std::int64_t size() const { return array_ ? array_->view().shape[0] : 0; }
-  Device device() const { return array_->view().device; }
   const Array* array() const { return array_; }
   DType dtype(DType otherwise) const { return array_ ? array_->view().dtype : otherwise; }
   std::int64_t stride() const { return array_ && array_->view().shape[0] > 1 ? array_->view().stride(0) : 1; }
   void require_contiguous() const;
 
  private:
-  void check(std::int64_t count, const char* of, std::optional<Device> device, const char* cure) const;
+  void check(std::int64_t count, const char* of, const char* cure) const;
 
   const Array* array_;
 };

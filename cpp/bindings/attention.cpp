@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <forward_list>
 #include <numeric>
 #include <vector>
 
@@ -20,42 +21,36 @@ constexpr const char* kNames[] = {
     "q",         "k",         "v",       "sinks",       "cu_seqlens_q", "cu_seqlens_k", "seqused_q",
     "seqused_k", "leftpad_k", "parents", "block_table", "prefix_table", "prefix_lens",  "group_offsets"};
 
-// Checked arguments, shared by all calls.
-class Call {
- public:
+// Checked arguments, shared by all calls: params that point into the arrays.
+struct Call : AttentionInput {
   // `options`: (causal, window_size, softmax_scale, softcap).
-  Call(Frame* frame, const nb::tuple& arrays, const nb::tuple& options, nb::handle exp, int arithmetic)
+  Call(Frame* frame, const nb::tuple& arrays, const nb::tuple& options, nb::handle given_exp, int unit)
       : frame_(frame),
         arrays_(arrays),
-        q_(frame->read(given(kQ), "q", kFloats)),
-        k_(frame->read(given(kK), "k", kFloats.names)),
-        v_(frame->read(given(kV), "v", kFloats.names)) {
-    check_same(k_, q_);
-    check_same(v_, q_);
-    input_.dtype = q_->dtype;
-    input_.exp = read_exp(exp, device());
-    input_.arithmetic = static_cast<Arithmetic>(arithmetic);
-    input_.causal = entry(options, 0).ptr() == Py_True;
+        of_q(frame->read(given(kQ), "q", kFloats)),
+        of_k(frame->read(given(kK), "k", kFloats.names)),
+        of_v(frame->read(given(kV), "v", kFloats.names)) {
+    check_dtype(of_k, of_q);
+    check_dtype(of_v, of_q);
+    dtype = of_q->dtype;
+    exp = read_exp(given_exp, frame->device());
+    arithmetic = static_cast<Arithmetic>(unit);
+    causal = entry(options, 0).ptr() == Py_True;
     read_queries();
     has(kParents) ? read_tree() : read_keys();
     read_window(entry(options, 1));
     read_scale(entry(options, 2));
     read_softcap(entry(options, 3));
-    input_.seqused_q = list(kSequsedQ, input_.num_sequences, "the sequences");
-    input_.seqused_k = list(kSequsedK, input_.num_sequences, "the sequences");
-    input_.sinks = list<float>(kSinks, input_.num_q_heads, "the heads of q", kFloat32);
-    input_.leftpad_k = list(kLeftpadK, input_.num_sequences, "the sequences");
+    seqused_q = list(kSequsedQ, num_sequences, "the sequences");
+    seqused_k = list(kSequsedK, num_sequences, "the sequences");
+    sinks = list<float>(kSinks, num_q_heads, "the heads of q", kFloat32);
+    leftpad_k = list(kLeftpadK, num_sequences, "the sequences");
   }
 
-  const AttentionInput& input() const { return input_; }
-  Device device() const { return q_->device; }
-  const Array& q() const { return q_; }
-  const Array& k() const { return k_; }
-  const Array& v() const { return v_; }
-  Sizes out_shape() const { return shape_with(q_.shape().first(q_.shape().size() - 1), input_.value_dim); }
+  Sizes out_shape() const { return shape_with(of_q.shape().first(of_q.shape().size() - 1), value_dim); }
   Sizes lse_shape() const {
-    if (input_.cu_seqlens_q != nullptr) return {input_.num_q_heads, input_.q_tokens};
-    return {input_.num_sequences, input_.num_q_heads, input_.q_tokens};
+    if (cu_seqlens_q != nullptr) return {num_q_heads, q_tokens};
+    return {num_sequences, num_q_heads, q_tokens};
   }
 
   // The address and strides of an array [..., tokens, heads, head_dim].
@@ -70,7 +65,7 @@ class Call {
   // A contiguous list of `size` elements, or null for None. `what` names the size in errors.
   template <class T = std::int32_t>
   const T* list(int of, std::int64_t size, const char* what, const Dtypes& dtypes = kInt32) {
-    const Array* const a = frame_->optional(given(of), kNames[of], dtypes, device());
+    const Array* const a = frame_->optional(given(of), kNames[of], dtypes);
     if (!a) return nullptr;
     require_shape(a->view().ndim == 1 && a->view().shape[0] == size, *a, "shape [", size, "] (", what, ")");
     require_columns(*a);
@@ -79,22 +74,19 @@ class Call {
 
   // Kernels read int32, so this function copies int64 offsets in the CPU's memory. An offset that does not fit int32
   // becomes one that is out of range. ops/attention.py does the same for torch tensors, on their device.
-  struct HeldOffsets {
-    std::int64_t num_sequences = 0;
-    std::vector<std::int32_t> narrow;
-  };
-  const std::int32_t* offsets(HeldOffsets* held, int of, const char* name, std::int64_t size) {
-    const OffsetsArgument list(frame_, given(of), device(), name);
-    held->num_sequences = list.num_sequences;
+  const std::int32_t* offsets(int of, const char* name, std::int64_t size, std::int64_t* num) {
+    const OffsetsArgument list(frame_, given(of), name);
     const std::int64_t count = list.num_sequences + 1;
+    *num = list.num_sequences;
     require(size < 0 || count == size, name, "shape [", size, "] (num_sequences + 1), got [", count, "]");
     const Offsets& o = list.offsets;
-    if (o.dtype == DType::kInt32 || q_.is_described()) return static_cast<const std::int32_t*>(o.data);
-    if (device().type != DeviceType::kCpu) type_error(name, "dtype int32 on a GPU, got int64");
+    if (o.dtype == DType::kInt32 || of_q.is_described()) return static_cast<const std::int32_t*>(o.data);
+    if (frame_->device().type != DeviceType::kCpu) type_error(name, "dtype int32 on a GPU, got int64");
+    std::vector<std::int32_t>& narrow = narrow_.emplace_front();
     for (std::int64_t i = 0; i < count; ++i) {
-      held->narrow.push_back(static_cast<std::int32_t>(clamp_index(offset_at(o, i), INT32_MIN, INT32_MAX)));
+      narrow.push_back(static_cast<std::int32_t>(clamp_index(offset_at(o, i), INT32_MIN, INT32_MAX)));
     }
-    return held->narrow.data();
+    return narrow.data();
   }
 
   // Tokens of heads in a batch, in pages, or packed beside a list of offsets.
@@ -109,28 +101,28 @@ class Call {
   void read_queries() {
     const bool packed = has(kCuSeqlensQ);
     const char* const name = packed && has(kParents) ? "cu_segments" : "cu_seqlens_q";
-    require_tokens(q_, packed, false, name);
-    input_.head_dim = q_->shape[q_->ndim - 1];
-    check_head_dim(q_);
-    input_.num_q_heads = q_->shape[q_->ndim - 2];
-    input_.q_tokens = q_->shape[q_->ndim - 3];
-    input_.q = heads(q_);
-    if (packed) input_.cu_seqlens_q = offsets(&cu_seqlens_q_, kCuSeqlensQ, name, -1);
-    input_.num_sequences = packed ? cu_seqlens_q_.num_sequences : q_->shape[0];
+    require_tokens(of_q, packed, false, name);
+    head_dim = of_q->shape[of_q->ndim - 1];
+    check_head_dim(of_q);
+    num_q_heads = of_q->shape[of_q->ndim - 2];
+    q_tokens = of_q->shape[of_q->ndim - 3];
+    q = heads(of_q);
+    num_sequences = of_q->shape[0];
+    if (packed) cu_seqlens_q = offsets(kCuSeqlensQ, name, -1, &num_sequences);
   }
 
   // ops/attention.py has refused arguments that cannot be combined with a tree.
   void read_tree() {
-    require(has(kCuSeqlensQ) && input_.causal, "tree", "causal and packed tokens, got others");
+    require(has(kCuSeqlensQ) && causal, "tree", "causal and packed tokens, got others");
     read_heads(true, false, "cu_segments");
-    input_.k_tokens = k_->shape[0];
-    require_keys(input_.q_tokens, "the tokens of q) beside cu_segments");
-    input_.cu_seqlens_k = input_.cu_seqlens_q;
-    input_.parents = list(kParents, input_.num_sequences, "the segments");
+    k_tokens = of_k->shape[0];
+    require_keys(q_tokens, "the tokens of q) beside cu_segments");
+    cu_seqlens_k = cu_seqlens_q;
+    parents = list(kParents, num_sequences, "the segments");
   }
 
   void require_keys(std::int64_t size, const char* what) const {
-    require(k_->shape[0] == size, k_, "a first dimension of ", size, " (", what, ", got shape ", k_.shape());
+    require(of_k->shape[0] == size, of_k, "a first dimension of ", size, " (", what, ", got shape ", of_k.shape());
   }
 
   void read_keys() {
@@ -143,39 +135,38 @@ class Call {
     require(!paged || has(kSequsedK), "seqused_k", "the keys in use of each sequence beside block_table, got None");
     read_heads(packed, paged, "cu_seqlens_k");
     if (packed) {
-      input_.k_tokens = k_->shape[0];
-      input_.cu_seqlens_k = offsets(&cu_seqlens_k_, kCuSeqlensK, "cu_seqlens_k", input_.num_sequences + 1);
+      k_tokens = of_k->shape[0];
+      cu_seqlens_k = offsets(kCuSeqlensK, "cu_seqlens_k", num_sequences + 1, &num_sequences);
     } else if (paged) {
       read_pages();
     } else {
-      input_.k_tokens = k_->shape[1];
-      require_keys(input_.num_sequences, "the sequences of q)");
+      k_tokens = of_k->shape[1];
+      require_keys(num_sequences, "the sequences of q)");
     }
   }
 
   // Reads the shapes and addresses of k and v.
   void read_heads(bool packed, bool paged, const char* offsets) {
-    require_tokens(k_, packed, paged, offsets);
-    input_.num_kv_heads = k_->shape[k_->ndim - 2];
-    require(k_->shape[k_->ndim - 1] == input_.head_dim, k_, "a last dimension of ", input_.head_dim,
-            " (that of q), got shape ", k_.shape());
-    require(input_.num_kv_heads >= 1 && input_.num_q_heads % input_.num_kv_heads == 0, k_,
-            "a number of heads that divides q's ", input_.num_q_heads, ", got shape ", k_.shape());
-    const std::span of_k = k_.shape(), of_v = v_.shape();
-    require_shape(of_v.size() == of_k.size() && std::equal(of_k.begin(), of_k.end() - 1, of_v.begin()), v_, "shape ",
-                  of_k, " (that of k; the last dimension may be smaller)");
-    input_.value_dim = of_v.back();
-    require(input_.value_dim >= 8 && input_.value_dim <= input_.head_dim && input_.value_dim % 8 == 0, v_,
-            "a last dimension that is a multiple of 8 in [8, ", input_.head_dim, "] (at most that of k), got shape ",
-            of_v);
-    require_columns(v_);
-    input_.k = heads(k_);
-    input_.v = heads(v_);
+    require_tokens(of_k, packed, paged, offsets);
+    num_kv_heads = of_k->shape[of_k->ndim - 2];
+    require(of_k->shape[of_k->ndim - 1] == head_dim, of_k, "a last dimension of ", head_dim, " (that of q), got shape ",
+            of_k.shape());
+    require(num_kv_heads >= 1 && num_q_heads % num_kv_heads == 0, of_k, "a number of heads that divides q's ",
+            num_q_heads, ", got shape ", of_k.shape());
+    const std::span keys = of_k.shape(), values = of_v.shape();
+    require_shape(values.size() == keys.size() && std::equal(keys.begin(), keys.end() - 1, values.begin()), of_v,
+                  "shape ", keys, " (that of k; the last dimension may be smaller)");
+    value_dim = values.back();
+    require(value_dim >= 8 && value_dim <= head_dim && value_dim % 8 == 0, of_v,
+            "a last dimension that is a multiple of 8 in [8, ", head_dim, "] (at most that of k), got shape ", values);
+    require_columns(of_v);
+    k = heads(of_k);
+    v = heads(of_v);
   }
 
   // Reads a table of pages with `rows` rows; `rest` is the end of its shape.
   const std::int32_t* table(int of, std::int64_t rows, const char* rest, std::int64_t* pages, std::int64_t* stride) {
-    const Array& a = frame_->read(given(of), kNames[of], kInt32, device());
+    const Array& a = frame_->read(given(of), kNames[of], kInt32);
     require_shape(a->ndim == 2 && a->shape[0] == rows, a, "shape [", rows, ", ", rest);
     require_columns(a);
     *pages = a->shape[1];
@@ -183,19 +174,17 @@ class Call {
     return a.elements<std::int32_t>();
   }
   void read_pages() {
-    input_.block_table = table(kBlockTable, input_.num_sequences, "max_pages] (the sequences of q)", &input_.max_pages,
-                               &input_.table_stride);
-    input_.num_pages = k_->shape[0];
-    input_.page_size = k_->shape[1];
-    require(input_.page_size >= 1, k_, "pages of at least one key, got shape ", k_.shape());
-    input_.k_tokens = input_.page_size * input_.max_pages;
+    block_table = table(kBlockTable, num_sequences, "max_pages] (the sequences of q)", &max_pages, &table_stride);
+    num_pages = of_k->shape[0];
+    page_size = of_k->shape[1];
+    require(page_size >= 1, of_k, "pages of at least one key, got shape ", of_k.shape());
+    k_tokens = page_size * max_pages;
     if (!has(kPrefixTable)) return;
-    input_.group_offsets = offsets(&group_offsets_, kGroupOffsets, "group_offsets", -1);
-    input_.num_groups = group_offsets_.num_sequences;
-    input_.prefix_lens = list(kPrefixLens, input_.num_groups, "the groups");
-    input_.prefix_table = table(kPrefixTable, input_.num_groups, "max_prefix_pages] (the groups of group_offsets)",
-                                &input_.max_prefix_pages, &input_.prefix_stride);
-    input_.k_tokens += input_.page_size * input_.max_prefix_pages;
+    group_offsets = offsets(kGroupOffsets, "group_offsets", -1, &num_groups);
+    prefix_lens = list(kPrefixLens, num_groups, "the groups");
+    prefix_table = table(kPrefixTable, num_groups, "max_prefix_pages] (the groups of group_offsets)", &max_prefix_pages,
+                         &prefix_stride);
+    k_tokens += page_size * max_prefix_pages;
   }
 
   void read_window(nb::handle window) {
@@ -205,44 +194,45 @@ class Call {
     }
     const Py_ssize_t size = PyNumber_AsSsize_t(window.ptr(), nullptr);  // clipped
     require(size >= 1, "window_size", "None or a number of keys >= 1, got ", size);
-    require(input_.causal, "window_size", "None beside causal=False: the window ends at the query, got ", size);
-    input_.window_size = std::min<std::int64_t>(size, std::int64_t{1} << 32);
+    require(causal, "window_size", "None beside causal=False: the window ends at the query, got ", size);
+    window_size = std::min<std::int64_t>(size, std::int64_t{1} << 32);
   }
 
   static bool is_normal(float x) { return x > 0.0f && std::isnormal(x); }
 
   void read_scale(nb::handle scale) {
     if (scale.is_none()) {
-      input_.softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(input_.head_dim)));
+      softmax_scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(head_dim)));
       return;
     }
     const double x = read_number(scale, "softmax_scale", "None or a number");
-    input_.softmax_scale = static_cast<float>(x);
-    require(is_normal(attention_scale(input_.softmax_scale)), "softmax_scale",
+    softmax_scale = static_cast<float>(x);
+    require(is_normal(attention_scale(softmax_scale)), "softmax_scale",
             "None or a finite number > 0 (fp32, not subnormal), got ", x);
   }
 
-  void read_softcap(nb::handle softcap) {
-    if (softcap.is_none()) return;
-    const double x = read_number(softcap, "softcap", "None or a number");
-    input_.softcap = static_cast<float>(x);
-    require(input_.softcap > 0.0f && std::isfinite(input_.softcap), "softcap", "None or a finite number > 0, got ", x);
-    require(is_normal(AttentionSoftcap(input_).inner), "softcap",
+  void read_softcap(nb::handle given) {
+    if (given.is_none()) return;
+    const double x = read_number(given, "softcap", "None or a number");
+    softcap = static_cast<float>(x);
+    require(softcap > 0.0f && std::isfinite(softcap), "softcap", "None or a finite number > 0, got ", x);
+    require(is_normal(AttentionSoftcap(*this).inner), "softcap",
             "None or a number for which softmax_scale / softcap is finite and not subnormal in fp32, got ", x);
   }
 
   Frame* frame_;
   const nb::tuple& arrays_;
-  const Array &q_, &k_, &v_;
-  HeldOffsets cu_seqlens_q_, cu_seqlens_k_, group_offsets_;
-  AttentionInput input_;
+  std::forward_list<std::vector<std::int32_t>> narrow_;
+
+ public:
+  const Array &of_q, &of_k, &of_v;
 };
 
 RLK_EAGER_FUNCTION(attention, 4, (), nb::tuple arrays, nb::tuple options, nb::handle exp, int arithmetic,
                    bool wants_lse) {
   const Call call(frame, arrays, options, exp, arithmetic);
-  AttentionParams p{call.input()};
-  return Results("attention", call.q(), frame)
+  AttentionParams p{call};
+  return Results("attention", frame)
       .add(&p.out, call.out_shape(), p.dtype)
       .add(&p.lse, call.lse_shape(), wants_lse)
       .run(rlk::attention, &p, attention_workspace_bytes);
@@ -272,11 +262,11 @@ Sizes read_splits(nb::handle given, const AttentionInput& p) {
 RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::handle splits_given, nb::handle exp,
              int arithmetic) {
   const Call call(frame, arrays, options, exp, arithmetic);
-  AttentionPartialsParams p{call.input()};
+  AttentionPartialsParams p{call};
   const Sizes splits = read_splits(splits_given, p);
   Sizes shape = call.out_shape();
   shape.insert(shape.begin(), std::ssize(splits));
-  Results results("attention", call.q(), frame);
+  Results results("attention", frame);
   results.add(&p.stats, shape_with(std::span(shape).first(shape.size() - 1), 2)).add(&p.sums, shape);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   std::int64_t held = 0;  // number of keys in the splits so far
@@ -294,10 +284,10 @@ RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::ha
   return results.result();
 }
 
-// Reads a contiguous float32 array of this shape on the device of `like`, null for None. `what` explains the shape.
+// Reads a contiguous float32 array of this shape, null for None. `what` explains the shape in errors.
 const float* read_rows(Frame* frame, nb::handle given, const char* name, std::span<const std::int64_t> shape,
-                       const Array& like, const char* what) {
-  const Array* const a = frame->optional(given, name, kFloat32, like->device);
+                       const char* what) {
+  const Array* const a = frame->optional(given, name, kFloat32);
   if (!a) return nullptr;
   require_shape(std::ranges::equal(a->shape(), shape), *a, "shape ", shape, " (", what, ")");
   require_contiguous(*a);
@@ -307,12 +297,12 @@ const float* read_rows(Frame* frame, nb::handle given, const char* name, std::sp
 RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given), nb::tuple arrays, nb::tuple options,
              nb::handle exp, int arithmetic, bool wants_q, bool wants_kv, bool wants_sinks) {
   const Call call(frame, arrays, options, exp, arithmetic);
-  AttentionBackwardParams p{call.input()};
+  AttentionBackwardParams p{call};
   if (wants_sinks && p.sinks == nullptr) type_error("sinks", "an array, got None");
   const Array &dout = frame->read(dout_given, "dout", kFloats.names),
               &out = frame->read(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
-    check_same(*a, call.q());
+    check_dtype(*a, call.of_q);
     const Sizes wanted = call.out_shape();
     require_shape(std::ranges::equal(a->shape(), wanted), *a, "shape ", wanted,
                   " (that of q with the last dimension of v)");
@@ -321,13 +311,13 @@ RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given),
   p.dout = Call::heads(dout);
   p.out = Call::heads(out);
   if (lse_given.is_none()) type_error("lse", "the lse that attention returned, got None");
-  p.lse = read_rows(frame, lse_given, "lse", call.lse_shape(), call.q(), "that of lse");
-  p.dlse = read_rows(frame, dlse_given, "dlse", call.lse_shape(), call.q(), "that of lse");
-  return Results("attention", call.q(), frame)
-      .add(&p.dq, call.q().shape(), p.dtype, wants_q)
-      .add(&p.dk, call.k().shape(), p.dtype, wants_kv)
-      .add(&p.dv, call.v().shape(), p.dtype, wants_kv)
-      .add(&p.dsinks, {call.input().num_q_heads}, wants_sinks)
+  p.lse = read_rows(frame, lse_given, "lse", call.lse_shape(), "that of lse");
+  p.dlse = read_rows(frame, dlse_given, "dlse", call.lse_shape(), "that of lse");
+  return Results("attention", frame)
+      .add(&p.dq, call.of_q.shape(), p.dtype, wants_q)
+      .add(&p.dk, call.of_k.shape(), p.dtype, wants_kv)
+      .add(&p.dv, call.of_v.shape(), p.dtype, wants_kv)
+      .add(&p.dsinks, {p.num_q_heads}, wants_sinks)
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 
@@ -353,7 +343,7 @@ Sizes rows_of(const Array& a) {
 }
 
 nb::object run_merge(Frame* frame, AttentionMergeParams* p, const Array& first, bool wants_lse) {
-  return Results("attention", first, frame)
+  return Results("attention", frame)
       .add(&p->out, first.shape().subspan(1), p->dtype)
       .add(&p->lse, rows_of(first), wants_lse)
       .run(rlk::attention_merge, *p);
@@ -367,7 +357,7 @@ RLK_FUNCTION(attention_merge, (sums_given, stats_given, sinks_given, splits), in
   read_shape(sums, &p);
   const Sizes of_stats = shape_with(sums.shape().first(sums->ndim - 1), 2);
   p.sums = sums.data<float>();
-  p.stats = read_rows(frame, stats_given, "stats", of_stats, sums, "m and l of each row of sums");
+  p.stats = read_rows(frame, stats_given, "stats", of_stats, "m and l of each row of sums");
   Sizes numbers;
   for (const nb::handle number : splits) numbers.push_back(nb::cast<std::int64_t>(number));
   require(std::ssize(numbers) == p.num_splits, "splits", p.num_splits, " numbers (the first dimension of sums), got ",
@@ -378,7 +368,7 @@ RLK_FUNCTION(attention_merge, (sums_given, stats_given, sinks_given, splits), in
     const std::int64_t number = numbers[p.order[i]];
     require(number != numbers[p.order[i - 1]], "splits", "each number once, got ", number, " twice");
   }
-  p.sinks = read_rows(frame, sinks_given, "sinks", Sizes{p.num_q_heads}, sums, "the heads of sums");
+  p.sinks = read_rows(frame, sinks_given, "sinks", Sizes{p.num_q_heads}, "the heads of sums");
   RLK_FILL(p, as_given, dtype, exp)
   return run_merge(frame, &p, sums, wants_lse);
 }
@@ -390,8 +380,7 @@ RLK_FUNCTION(attention_merge_approximate, (outs_given, lses_given), int exp, boo
   read_shape(outs, &p);
   Sizes of_lses = rows_of(outs);
   of_lses.insert(of_lses.begin(), p.num_splits);
-  p.lses =
-      read_rows(frame, lses_given, "lses", of_lses, outs, "a number for each row of outs, heads in front of tokens");
+  p.lses = read_rows(frame, lses_given, "lses", of_lses, "a number for each row of outs, heads in front of tokens");
   std::iota(p.order, p.order + p.num_splits, std::int16_t{0});
   p.outs = outs.data();
   p.dtype = outs->dtype;

@@ -59,10 +59,8 @@ class ReleasedGil {
 // Collects the outputs of a call in order, then makes the call.
 class Results {
  public:
-  // `first` is the array whose framework allocates. The constructor refuses a device for which this build has no
-  // kernels of `op`.
-  Results(const char* op, const Array& first, const Frame* frame)
-      : caller_((require_backend(op, first), make_caller(first, *frame))) {}
+  // The constructor refuses a device for which this build has no kernels of `op`.
+  Results(const char* op, const Frame* frame) : caller_((require_backend(op, *frame->first), make_caller(*frame))) {}
 
   const Caller& caller() const { return caller_; }
 

@@ -23,7 +23,7 @@ const Array& read_tokens(Frame* frame, nb::handle object, const char* name) {
 // Reads k_cache or v_cache for such tokens: [num_pages, page_size, num_heads, columns], or one row per slot.
 const Array& read_cache(Frame* frame, nb::handle object, const char* name, const Array& tokens) {
   const Array& a = frame->read(object, name, kFloats.names);
-  check_same(a, tokens);
+  check_dtype(a, tokens);
   const TensorView &v = a.view(), &t = tokens.view();
   const int ndim = v.ndim;
   const std::int64_t heads = t.shape[1], columns = t.shape[2];
@@ -33,7 +33,6 @@ const Array& read_cache(Frame* frame, nb::handle object, const char* name, const
   const std::int64_t page_size = ndim == 4 ? v.shape[1] : 1;
   require(page_size > 0, a, "pages of at least one slot, got shape ", a.shape());
   require(v.shape[0] < (std::int64_t{1} << 31) / page_size, a, "fewer than 2^31 slots, got shape ", a.shape());
-  require_writable(a);
   require_columns(a);
   return a;
 }
@@ -88,21 +87,21 @@ CacheAppendSide side_of(const Array& tokens, const Array& cache) {
 
 RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache_given, slot_mapping)) {
   const Array &k = read_tokens(frame, k_given, "k"), &v = read_tokens(frame, v_given, "v");
-  check_same(v, k);
+  check_dtype(v, k);
   const std::int64_t num_tokens = k->shape[0], num_heads = k->shape[1];
   require_shape(v->shape[0] == num_tokens && v->shape[1] == num_heads, v, "shape [", num_tokens, ", ", num_heads,
                 ", columns] (tokens and heads of k)");
   const Array& k_cache = read_cache(frame, k_cache_given, "k_cache", k);
   const Array& v_cache = read_cache(frame, v_cache_given, "v_cache", v);
+  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices);
+  frame->require_writable(k_cache, &v_cache);
+  frame->require_writable(v_cache, &k_cache);
   const TensorView &kc = k_cache.view(), &vc = v_cache.view();
   require_shape(vc.ndim == kc.ndim && vc.shape[0] == kc.shape[0] && (kc.ndim == 3 || vc.shape[1] == kc.shape[1]),
                 v_cache, "as many slots, in the same pages, as k_cache of shape ", k_cache.shape());
   require(!share_memory(kc, vc, k_cache.element_bytes()), v_cache, "memory other than k_cache's");
-  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, {&k, &v});
-  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices, k->device);
   require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
           "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
-  for (const Array* cache : {&k_cache, &v_cache}) check_apart(*cache, {&slots});
   CacheAppendParams p;
   p.k = side_of(k, k_cache);
   p.v = side_of(v, v_cache);
@@ -113,7 +112,7 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache
   p.num_pages = kc.shape[0];
   p.page_size = kc.ndim == 4 ? kc.shape[1] : 1;
   p.dtype = k->dtype;
-  return Results("kv_cache_append", k, frame).run(rlk::kv_cache_append, p);
+  return Results("kv_cache_append", frame).run(rlk::kv_cache_append, p);
 }
 
 }  // namespace

@@ -45,157 +45,123 @@ struct LogprobArguments {
   double label_smoothing = 0.0;
 };
 
-// The arrays of a call, together with the params that point into them.
-class LogprobCall {
- public:
-  LogprobCall(Frame* frame, const LogprobArguments& a)
-      : rows_of_(&frame->read(a.logits, "logits", kFloats)), logits_(rows_of_) {
-    require_backend("logprob", *logits_);
-    const Array& x = *logits_;
-    require_shape(x->ndim > 0, x, "shape [..., vocab_size]");
-    input_.dtype = x->dtype;
-    input_.logits = x->data;
-    input_.num_columns = x->shape[x->ndim - 1];
-    count_rows();
-    const std::int64_t stride = x->stride(x->ndim - 1);  // NumPy gives an empty array the stride 0
-    require(input_.num_rows == 0 || input_.num_columns <= 1 || stride == 1, x,
-            "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
-    input_.logits_rows = read_layout(x, x->ndim - 1, "leading dimensions");
+// Params that point into the arrays of a call.
+struct LogprobCall : LogprobInput {
+  LogprobCall(Frame* frame, const LogprobArguments& a) : first(frame->read(a.logits, "logits", kFloats)) {
+    require_backend("logprob", first);
+    require_shape(first->ndim > 0, first, "shape [..., vocab_size]");
+    const int last = first->ndim - 1;
+    dtype = first->dtype;
+    logits = first->data;
+    num_columns = first->shape[last];
     read(frame, a);
+    const std::int64_t stride = first->stride(last);  // NumPy gives an empty array the stride 0
+    require(num_rows == 0 || num_columns <= 1 || stride == 1, first,
+            "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
+    logits_rows = read_layout(first, last, "leading dimensions");
   }
-  // For logits [rows of hidden, num_columns] that are not in memory; a.logits is not read.
-  LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t num_columns,
-              DType logits_dtype)
-      : rows_of_(&hidden) {
-    input_.dtype = logits_dtype;
-    input_.num_columns = num_columns;
-    count_rows();
+  // For logits [rows of hidden, columns] that are not in memory; a.logits is None.
+  LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t columns, DType of_logits)
+      : first(hidden) {
+    dtype = of_logits;
+    num_columns = columns;
     read(frame, a);
   }
 
-  const LogprobInput& input() const { return input_; }
-  const Array& logits() const { return *logits_; }
-  Device device() const { return rows_of_->view().device; }
-  std::span<const std::int64_t> rows_shape() const { return rows_of_->shape().first(rows_of_->view().ndim - 1); }
+  std::span<const std::int64_t> rows_shape() const { return first.shape().first(first->ndim - 1); }
 
   // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const {
     if (array->dtype != dtype) dtype_error(array, name_of(dtype));
-    check_device(array);
-    require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", *rows_of_,
+    require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", first,
                   " without the last dimension)");
     if (layout == nullptr) return require(array->is_contiguous(), array, "a contiguous array", kCopyHint);
     const auto rows = row_layout(array.view(), array->ndim);
     require(rows.has_value(), array, "at most two strides", kCopyHint);
     *layout = *rows;
   }
-  void check_output(const Array& array, DType dtype) const {
-    check_rows(array, dtype);
-    require_writable(array);
-    check_apart(array, true);
-  }
-  // Raises an error if an output shares memory with an input. The logits are exempt if the call may work in place.
-  void check_apart(const Array& output, bool from_logits) const {
-    bindings::check_apart(output, {target_, temperature_, kept_ids_, kept_offsets_, from_logits ? logits_ : nullptr});
-  }
+
+  const Array& first;  // logits or hidden, whose leading dimensions are the rows
 
  private:
-  void count_rows() {
-    input_.num_rows = 1;
-    for (std::int64_t s : rows_shape()) input_.num_rows *= s;
-  }
   void read(Frame* frame, const LogprobArguments& a) {
-    target_ = &frame->read(a.target, "target", kIndices);
-    check_rows(*target_, target_->view().dtype, &input_.target_rows);
-    input_.target = target_->view().data;
-    input_.target_dtype = target_->view().dtype;
-    const auto [temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, ids, offsets] =
-        entries<8>(a.numbers);
-    input_.ignore_index = read_integer(ignore_index, "ignore_index", "an integer");
-    read_temperature(frame, temperature);
-    input_.logit_scale = read_positive(logit_scale, "logit_scale", "");
-    if (!softcap.is_none()) input_.softcap = read_positive(softcap, "softcap", "None or ");
-    input_.label_smoothing = static_cast<float>(a.label_smoothing);
-    input_.exp = read_exp(a.exp, device());
-    read_vocabulary(a, valid_vocab, canonical_vocab);
-    if (!offsets.is_none()) read_kept(frame, ids, offsets);
+    num_rows = 1;
+    for (std::int64_t s : rows_shape()) num_rows *= s;
+    frame->names_first = true;
+    const Array& ids = frame->read(a.target, "target", kIndices);
+    check_rows(ids, ids->dtype, &target_rows);
+    target = ids->data;
+    target_dtype = ids->dtype;
+    const auto [given_temperature, scale, cap, ignored, valid, canonical, kept, offsets] = entries<8>(a.numbers);
+    ignore_index = read_integer(ignored, "ignore_index", "an integer");
+    read_temperature(frame, given_temperature);
+    logit_scale = read_positive(scale, "logit_scale", "");
+    if (!cap.is_none()) softcap = read_positive(cap, "softcap", "None or ");
+    label_smoothing = static_cast<float>(a.label_smoothing);
+    exp = read_exp(a.exp, frame->device());
+    read_vocabulary(a, valid, canonical);
+    if (!offsets.is_none()) read_kept(frame, kept, offsets);
   }
-  void read_temperature(Frame* frame, nb::handle temperature) {
-    if (!is_array(temperature)) {
-      input_.temperature_value = read_temperature_value(temperature);
-      return;
-    }
-    temperature_ = &frame->read(temperature, "temperature", "float32");
-    require(temperature_->view().ndim > 0 || rows_shape().empty(), *temperature_, "a number, or an array of shape ",
-            rows_shape(), ", one for each row; got an array of shape []");
-    check_rows(*temperature_, DType::kFloat32);
-    input_.temperature = temperature_->data<float>();
+  void read_temperature(Frame* frame, nb::handle given) {
+    if (!is_array(given)) return void(temperature_value = read_temperature_value(given));
+    const Array& of_rows = frame->read(given, "temperature", "float32");
+    require(of_rows->ndim > 0 || rows_shape().empty(), of_rows, "a number, or an array of shape ", rows_shape(),
+            ", one for each row; got an array of shape []");
+    check_rows(of_rows, DType::kFloat32);
+    temperature = of_rows.data<float>();
   }
-  void read_vocabulary(const LogprobArguments& a, nb::handle valid_vocab, nb::handle canonical_vocab) {
+  void read_vocabulary(const LogprobArguments& a, nb::handle given_valid, nb::handle canonical_vocab) {
     constexpr std::int64_t kWidest = std::numeric_limits<std::int32_t>::max();
     const bool shard = !a.vocab_size.is_none();
-    const std::int64_t whole = read_size(a.vocab_size, "vocab_size", input_.num_columns);
-    const std::int64_t start = input_.vocab_start = read_size(a.vocab_start, "vocab_start");
-    if (!shard && input_.num_rows > 0 && whole < 1) {
-      if (logits_) argument_error(*logits_, "expected at least one column, got shape ", logits_->shape());
+    const std::int64_t whole = read_size(a.vocab_size, "vocab_size", num_columns);
+    const std::int64_t start = vocab_start = read_size(a.vocab_start, "vocab_start");
+    if (!shard && num_rows > 0 && whole < 1) {
+      if (!a.logits.is_none()) argument_error(first, "expected at least one column, got shape ", first.shape());
       argument_error("weight", "expected at least one row");
     }
     require(whole <= kWidest, "vocab_size", "at most ", kWidest, " columns, got ", whole);
-    require(start >= 0 && start <= whole && input_.num_columns <= whole - start && (!shard || whole >= 1),
-            "vocab_start, vocab_size", "0 <= vocab_start and vocab_start + ", input_.num_columns,
+    require(start >= 0 && start <= whole && num_columns <= whole - start && (!shard || whole >= 1),
+            "vocab_start, vocab_size", "0 <= vocab_start and vocab_start + ", num_columns,
             " (columns of the shard) <= vocab_size, got vocab_start ", start, ", vocab_size ", whole);
-    const std::int64_t canonical = input_.vocab_size = read_size(canonical_vocab, "canonical_vocab", whole);
+    const std::int64_t canonical = vocab_size = read_size(canonical_vocab, "canonical_vocab", whole);
     require(canonical >= 0 && canonical <= kWidest, "canonical_vocab", "a width up to ", kWidest, ", got ", canonical);
-    require(!valid_vocab.is_none() || whole <= canonical, "canonical_vocab", "at least the ", whole,
+    require(!given_valid.is_none() || whole <= canonical, "canonical_vocab", "at least the ", whole,
             " columns of logits, got ", canonical, "; or give valid_vocab, the number of real tokens");
     const std::int64_t widest = std::min(whole, canonical);
-    const std::int64_t valid = input_.valid_vocab = read_size(valid_vocab, "valid_vocab", widest);
-    require(valid <= widest && valid >= (input_.num_rows > 0 ? 1 : 0), "valid_vocab", "1 <= valid_vocab <= ", widest,
-            ", got ", valid);
-    if (shard && parts_of_columns(canonical, valid, start, input_.num_columns).count == 0) {
-      refuse_parts(canonical, start, input_.num_columns, "canonical_vocab=");
+    const std::int64_t valid = valid_vocab = read_size(given_valid, "valid_vocab", widest);
+    require(valid <= widest && valid >= (num_rows > 0 ? 1 : 0), "valid_vocab", "1 <= valid_vocab <= ", widest, ", got ",
+            valid);
+    if (shard && parts_of_columns(canonical, valid, start, num_columns).count == 0) {
+      refuse_parts(canonical, start, num_columns, "canonical_vocab=");
     }
   }
   void read_kept(Frame* frame, nb::handle ids, nb::handle offsets) {
-    kept_ids_ = &frame->read(ids, "kept ids", kInt32);
-    kept_offsets_ = &frame->read(offsets, "kept offsets", kInt64);
-    const auto check = [&](const Array& array, std::int64_t length) {
-      check_device(array);
-      if (array->ndim == 1 && (length < 0 || array->shape[0] == length) && array->is_contiguous()) return;
-      require_shape(false, array, "a contiguous array of shape [",
-                    length < 0 ? "number of ids]" : words(length, "] (rows + 1)"));
-    };
-    check(*kept_ids_, -1);
-    check(*kept_offsets_, input_.num_rows + 1);
-    input_.kept_ids = kept_ids_->data<std::int32_t>();
-    input_.kept_offsets = kept_offsets_->data<std::int64_t>();
-    input_.kept_size = kept_ids_->view().shape[0];
+    const Array &kept = frame->read(ids, "kept ids", kInt32), &rows = frame->read(offsets, "kept offsets", kInt64);
+    require_shape(kept->ndim == 1 && kept->is_contiguous(), kept, "a contiguous array of shape [number of ids]");
+    require_shape(rows->ndim == 1 && rows->shape[0] == num_rows + 1 && rows->is_contiguous(), rows,
+                  "a contiguous array of shape [", num_rows + 1, "] (rows + 1)");
+    kept_ids = kept.data<std::int32_t>();
+    kept_offsets = rows.data<std::int64_t>();
+    kept_size = kept->shape[0];
   }
-  void check_device(const Array& array) const {
-    require(array->device == device(), array, "device ", device(), " (that of ", *rows_of_, "), got ", array->device);
-  }
-
-  LogprobInput input_;
-  const Array* rows_of_;  // array whose leading dimensions are the rows: logits or hidden
-  const Array *logits_ = nullptr, *target_ = nullptr, *temperature_ = nullptr, *kept_ids_ = nullptr,
-              *kept_offsets_ = nullptr;
 };
 
 // Reads the inputs that a backward has in addition to a forward's: `rows` is (lse, entropy, dlogprob, dlse, dentropy).
-// Returns them, with null for None.
 template <class Params>
-std::array<const Array*, 5> read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows,
-                                               Params* p) {
+void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows, Params* p) {
   const auto [lse, entropy, dlogprob, dlse, dentropy] = entries<5>(rows);
   const auto read = [&](nb::handle given, const char* name, const float** data, RowLayout* layout) {
     const Array* const array = frame->optional(given, name, "float32");
     if (array) call.check_rows(*array, DType::kFloat32, layout);
     if (array) *data = array->data<float>();
-    return array;
   };
-  return {read(lse, "lse", &p->lse, nullptr), read(entropy, "entropy", &p->entropy, nullptr),
-          read(dlogprob, "dlogprob", &p->dlogprob, &p->dlogprob_rows), read(dlse, "dlse", &p->dlse, &p->dlse_rows),
-          read(dentropy, "dentropy", &p->dentropy, &p->dentropy_rows)};
+  frame->names_first = true;
+  read(lse, "lse", &p->lse, nullptr);
+  read(entropy, "entropy", &p->entropy, nullptr);
+  read(dlogprob, "dlogprob", &p->dlogprob, &p->dlogprob_rows);
+  read(dlse, "dlse", &p->dlse, &p->dlse_rows);
+  read(dentropy, "dentropy", &p->dentropy, &p->dentropy_rows);
+  frame->names_first = false;
 }
 
 // The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
@@ -206,16 +172,14 @@ constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.
 template <class Params>
 void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
                  const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
-  std::array<const Array*, kOutputs.size()> others = {};
   const auto add_one = [&]<class T>(int i, T** field) {
     const bool wanted = returns >> i & 1;
     const nb::object given = wanted && call != nullptr && !out.is_none() ? nb::object(out[i]) : nb::none();
     if (given.is_none()) return void(results->add(field, rows, wanted));
     constexpr DType kDtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kInt32;
     const Array& a = frame->read(given, kOutputs[i], name_of(kDtype));
-    call->check_output(a, kDtype);
-    check_apart(a, others);
-    others[i] = &a;
+    call->check_rows(a, kDtype);
+    frame->require_writable(a);
     *field = static_cast<T*>(a->data);
     results->add(given);
   };
@@ -230,8 +194,8 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
 // `numbers` is LogprobArguments::numbers. An eager call has no kept set and no given outputs.
 RLK_EAGER_FUNCTION(logprob, 1, (logits, target), nb::tuple numbers, nb::handle exp, int returns, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp});
-  LogprobParams p{call.input()};
-  Results results("logprob", call.logits(), frame);
+  LogprobParams p{call};
+  Results results("logprob", frame);
   add_outputs(frame, &results, call.rows_shape(), returns, &p, &call, out);
   return results.run(rlk::logprob, &p, logprob_workspace_bytes);
 }
@@ -239,8 +203,8 @@ RLK_EAGER_FUNCTION(logprob, 1, (logits, target), nb::tuple numbers, nb::handle e
 RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
-  LogprobParams p{call.input()};
-  return Results("logprob", call.logits(), frame)
+  LogprobParams p{call};
+  return Results("logprob", frame)
       .add(&p.stats, shape_with(call.rows_shape(), kStatsFields))
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
@@ -260,24 +224,24 @@ RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoo
   p.label_smoothing = static_cast<float>(label_smoothing);
   p.valid_vocab = valid_vocab;
   if (is_array(temperature)) {
-    const Array& t = frame->read(temperature, "temperature", kFloat32, s->device);
+    const Array& t = frame->read(temperature, "temperature", kFloat32);
     require(std::ranges::equal(t.shape(), rows) && t->is_contiguous(), t, "a contiguous array of shape ", rows);
     p.temperature = t.data<float>();
   } else {
     p.temperature_value = read_temperature_value(temperature);
   }
-  Results results("logprob", s, frame);
+  Results results("logprob", frame);
   add_outputs(frame, &results, rows, returns, &p);
   return results.run(rlk::logprob_merge, p);
 }
 
 // Layout of a given dlogits. It raises an error if dlogits does not match logits, overlaps itself, or overlaps logits
 // without being logits.
-RowLayout gradient_layout(const Array& out, const Array& logits) {
+RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& logits) {
   const TensorView &v = out.view(), &x = logits.view();
-  check_same(out, logits);
+  check_dtype(out, logits);
   require_shape(std::ranges::equal(out.shape(), logits.shape()), out, "shape ", logits.shape());
-  require_writable(out);
+  frame.require_writable(out, &logits);
   require_columns(out);
   bool same = v.data == x.data;
   for (int i = 0; i < v.ndim && same; ++i) same = x.shape[i] == 1 || v.stride(i) == x.stride(i);
@@ -289,22 +253,19 @@ RowLayout gradient_layout(const Array& out, const Array& logits) {
 RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
-  LogprobBackwardParams p;
-  static_cast<LogprobInput&>(p) = call.input();
+  LogprobBackwardParams p{call};
   if (entry(rows, 0).is_none()) type_error("lse", "the lse that logprob returned, got None");
-  const auto of_rows = read_backward_rows(frame, call, rows, &p);
+  read_backward_rows(frame, call, rows, &p);
   if (!entry(rows, 4).is_none() && entry(rows, 1).is_none()) {
     type_error("entropy", "the entropy that logprob returned, got None");
   }
-  Results results("logprob", call.logits(), frame);
+  Results results("logprob", frame);
   if (out.is_none()) {
-    results.add(&p.dlogits, call.logits().shape(), call.logits()->dtype);
+    results.add(&p.dlogits, call.first.shape(), p.dtype);
     p.dlogits_rows = contiguous_rows(p.num_rows, p.num_columns);
   } else {
-    const Array& given = frame->read(out, "out", name_of(call.logits()->dtype));
-    p.dlogits_rows = gradient_layout(given, call.logits());
-    call.check_apart(given, false);
-    check_apart(given, of_rows);
+    const Array& given = frame->read(out, "out", name_of(p.dtype));
+    p.dlogits_rows = gradient_layout(*frame, given, call.first);
     p.dlogits = given->data;
     results.add(out);
   }
@@ -340,11 +301,12 @@ struct HeadArguments {
              {Py_None, entry(of, kTarget), numbers, entry(how, 0), of_shard(shard, 0), of_shard(shard, 1),
               nb::cast<double>(entry(how, 6))},
              hidden.array, weight.out_features, read_logits_dtype(nb::cast<int>(entry(how, 1)), hidden->dtype)) {
-    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden->device,
-                       hidden->dtype, " (that of hidden)"),
+    frame->names_first = false;
+    put_bias(read_bias(frame, entry(of, kBias), "float32 or that of hidden", weight.out_features, hidden->dtype,
+                       " (that of hidden)"),
              &head);
-    require(call.input().num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
-    require_one_stride(call.input().target_rows, call.input().num_rows, "target");
+    require(call.num_rows == 0 || weight.out_features > 0, "weight", "at least one row");
+    require_one_stride(call.target_rows, call.num_rows, "target");
     hidden.lead(&head.hidden, &head.hidden_rows, &head);
     weight.put(&head);
     head.arithmetic = read_arithmetic(nb::cast<int>(entry(how, 3)), hidden);
@@ -355,7 +317,7 @@ struct HeadArguments {
   template <class Params>
   Params params() const {
     Params p;
-    static_cast<LogprobInput&>(p) = call.input();
+    static_cast<LogprobInput&>(p) = call;
     p.head = head;
     return p;
   }
@@ -375,12 +337,12 @@ struct HeadArguments {
                 &b = frame->read(given_b, "lora_b", name_of(head.dtype));
     const TensorView &va = a.view(), &vb = b.view();
     const std::int64_t ins = head.in_features, outs = weight.out_features;
-    check_same(a, hidden.array);
+    check_dtype(a, hidden.array);
     require_shape(va.ndim == 2 && va.shape[1] == ins && va.shape[0] > 0, a, "shape [rank, ", ins,
                   "], at least one row of the last dimension of hidden");
     require_columns(a);
     head.lora_rank = va.shape[0];
-    check_same(b, hidden.array);
+    check_dtype(b, hidden.array);
     require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, b, "shape [", outs, ", ",
                   head.lora_rank, "] (the rows of weight, those of lora_a)");
     require_columns(b);
@@ -406,7 +368,7 @@ nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_
 
 RLK_FUNCTION(linear_logprob, (), nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
   const HeadArguments a(frame, head, numbers, how);
-  Results results("linear_logprob", a.hidden.array, frame);
+  Results results("linear_logprob", frame);
   auto p = a.params<LinearLogprobParams>();
   add_outputs(frame, &results, a.call.rows_shape(), returns, &p);
   if (returns & kReturnsLargest) {
@@ -420,7 +382,7 @@ RLK_FUNCTION(linear_logprob, (), nb::tuple head, nb::tuple numbers, nb::tuple ho
 // Returns the statistics of a shard, [..., 5].
 RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::tuple shard) {
   const HeadArguments a(frame, head, numbers, how, shard);
-  Results results("linear_logprob", a.hidden.array, frame);
+  Results results("linear_logprob", frame);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
   return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
@@ -455,7 +417,7 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
   p.dbias = some(kBias);
   p.dlora_a = some(kLoraA, a.head.lora_rank > 0);
   p.dlora_b = some(kLoraB, a.head.lora_rank > 0);
-  const WorkspaceRange range = linear_logprob_backward_workspace(p, a.call.device());
+  const WorkspaceRange range = linear_logprob_backward_workspace(p, frame.device());
   if (a.workspace_bytes) require_bytes(least_bytes(range), *a.workspace_bytes, "the backward of this call");
   return nb::none();
 }
@@ -466,7 +428,6 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
 RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
              nb::tuple rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);
-  const Device device = a.call.device();
   const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
   const bool accumulates = wants(kWeight) && !main_grad.is_none();
   auto p = backward_params(a, needs, accumulates, shard);
@@ -474,11 +435,11 @@ RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb:
   if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
   if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
-  Results results("linear_logprob", a.hidden.array, frame);
+  Results results("linear_logprob", frame);
   results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
   if (accumulates) {
     const Array& total = frame->read(main_grad, "main_grad", kFloat32);
-    p.main_grad_stride = p.dweight_stride = check_output(total, p.num_columns, a.head.in_features, device);
+    p.main_grad_stride = p.dweight_stride = check_output(frame, total, p.num_columns, a.head.in_features);
     p.dweight = total->data;
     p.main_grad = total.data<float>();
     results.add(main_grad);

@@ -393,8 +393,25 @@ void require_backend(const char* op, const Array& a) {
   }
 }
 
-Caller make_caller(const Array& first, const Frame& frame) {
-  const Device device = first.view().device;
+const Array& Frame::on_device(const Array& array) {
+  if (!first) first = &array;
+  if (array->device == device()) return array;
+  argument_error(array, "expected device ", device(), names_first ? words(" (that of ", *first, ")") : "", ", got ",
+                 array->device);
+}
+
+void Frame::require_writable(const Array& out, const Array* in_place) const {
+  if (out->read_only) throw nb::buffer_error(words(out, ": is read-only").c_str());
+  require(!overlaps_itself(out.view()), out, "strides that do not overlap");
+  for (const Array& other : kept) {
+    if (&other == &out || &other == in_place || !ranges_overlap(out.view(), other.view())) continue;
+    argument_error(out, "may share memory with ", other, ": their addresses overlap");
+  }
+}
+
+Caller make_caller(const Frame& frame) {
+  const Array& first = *frame.first;
+  const Device device = frame.device();
   Caller caller{.api = nullptr, .allocate = frame.allocate, .device = device, .stream = frame.stream};
   if (PyCapsule_CheckExact(first.object().ptr())) return caller;
   caller.api = exchange_api(first.object());

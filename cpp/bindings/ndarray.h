@@ -103,35 +103,34 @@ class Array {
   void* owner_ = nullptr;
 };
 
-void require_device(const Array& a, Device device);
-
 // The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
 // capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps the arrays
-// of the call alive.
+// of the call alive. They are all on the device of the first one, whose framework allocates.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;
   std::forward_list<Array> kept = {};
+  const Array* first = nullptr;
+  bool names_first = false;  // whether an error about a device says whose device is expected
 
-  // Reads an array, which lives as long as the frame. `dtypes` as for Array; with a device the array must be on it.
+  Device device() const { return first->view().device; }
+  // Reads an array, which lives as long as the frame. `dtypes` as for Array.
   template <class Expected>
   const Array& read(nb::handle object, const char* name, const Expected& dtypes) {
-    return kept.emplace_front(object, name, dtypes);
+    return on_device(kept.emplace_front(object, name, dtypes));
   }
   const Array& read_any(nb::handle object, const char* name) {
-    return kept.emplace_front(Array::of_any_dtype(object, name));
-  }
-  template <class Expected>
-  const Array& read(nb::handle object, const char* name, const Expected& dtypes, Device device) {
-    const Array& array = read(object, name, dtypes);
-    require_device(array, device);
-    return array;
+    return on_device(kept.emplace_front(Array::of_any_dtype(object, name)));
   }
   // Reads an array, or returns null for None.
-  template <class Expected, class... Place>
-  const Array* optional(nb::handle object, const char* name, const Expected& dtypes, Place... device) {
-    return object.is_none() ? nullptr : &read(object, name, dtypes, device...);
+  template <class Expected>
+  const Array* optional(nb::handle object, const char* name, const Expected& dtypes) {
+    return object.is_none() ? nullptr : &read(object, name, dtypes);
   }
+  const Array& on_device(const Array& array);
+  // Requires an output that the call may write: no two of its elements share memory, nor do they with another array of
+  // the call, except with `in_place`.
+  void require_writable(const Array& out, const Array* in_place = nullptr) const;
 };
 
 // Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`.
@@ -152,7 +151,7 @@ struct Caller {
  private:
   Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
 };
-Caller make_caller(const Array& first, const Frame& frame);
+Caller make_caller(const Frame& frame);
 // Refuses an array on a device for which this build has no kernels of `op`.
 void require_backend(const char* op, const Array& a);
 

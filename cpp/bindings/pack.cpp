@@ -37,7 +37,7 @@ RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t
   p.num_sequences = in->shape[0];
   p.num_tokens = num_tokens;
   p.capacity = capacity;
-  return Results("pack", in, frame)
+  return Results("pack", frame)
       .add(&p.cu_seqlens, {p.num_sequences + 1})
       .add(&p.positions, {p.num_sequences, num_tokens}, !by_lengths)
       .add(&p.status, {1})
@@ -72,32 +72,30 @@ RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positi
   std::vector<std::string> names;
   for (std::size_t i = 0; i < count; ++i)
     names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
-  std::vector<Array> in;
-  in.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) in.push_back(Array::of_any_dtype(arrays[i], names[i].c_str()));
-  const Device device = in[0].view().device;
+  std::vector<const Array*> in;
+  for (std::size_t i = 0; i < count; ++i) in.push_back(&frame->read_any(arrays[i], names[i].c_str()));
+  const Array& first = *in[0];
   check_counts(num_tokens, capacity, unpacks);
   require_given(cu_seqlens, "cu_seqlens");
-  const OffsetsArgument offsets(frame, cu_seqlens, device);
+  const OffsetsArgument offsets(frame, cu_seqlens);
   PackParams p;
   p.unpacks = unpacks;
   p.covered = covered;
   p.cu_seqlens = offsets.offsets;
   p.num_sequences = offsets.num_sequences;
   p.num_tokens = num_tokens;
-  p.capacity = unpacks && in[0].view().ndim > 0 ? in[0].view().shape[0] : capacity;
-  if (const Array* const where = frame->optional(positions, "positions", kInt32, device)) {
+  p.capacity = unpacks && first->ndim > 0 ? first->shape[0] : capacity;
+  if (const Array* const where = frame->optional(positions, "positions", kInt32)) {
     const std::int64_t shape[] = {p.num_sequences, num_tokens};
     require_shape(std::ranges::equal(where->shape(), shape) && where->view().is_contiguous(), *where,
                   "a contiguous array of shape ", Shape(shape));
     p.positions = where->view().num_elements() == 0 ? nullptr : where->data<std::int32_t>();
   }
-  const Results results("pack", in[0], frame);
+  const Results results("pack", frame);
   nb::list out;
   std::vector<PackArray> parts;
   for (std::size_t i = 0; i < count; ++i) {
-    const Array& a = in[i];
-    require_device(a, device);
+    const Array& a = *in[i];
     const int dims = unpacks ? 1 : 2;  // those of tokens
     if (unpacks ? a->ndim < 1 || a->shape[0] != p.capacity
                 : a->ndim < 2 || a->shape[0] != p.num_sequences || a->shape[1] != num_tokens) {

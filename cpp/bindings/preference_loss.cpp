@@ -1,8 +1,6 @@
 // Python's entry to preference_loss.
 #include "rlk/ops/preference_loss.h"
 
-#include <optional>
-
 #include "call.h"
 
 namespace rlk::bindings {
@@ -14,13 +12,13 @@ class Side {
  public:
   using Names = const char* const[5];
   Side(Frame* frame, const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
-       const PreferenceSide* other, std::optional<Device> device)
+       const PreferenceSide* other)
       : policy_(frame, policy, names[0], kFloat32, other ? other->num : -1,
-                other ? "that of policy_chosen" : "num_pairs", device,
+                other ? "that of policy_chosen" : "num_pairs",
                 other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
     const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
                                    std::int64_t* stride) {
-      VectorArgument(frame, object, names[i], dtypes, side.num, names[4], policy_.device()).put(data, stride);
+      VectorArgument(frame, object, names[i], dtypes, side.num, names[4]).put(data, stride);
     };
     policy_.put(&side.policy, &side.policy_stride);
     side.num = policy_.size();
@@ -49,8 +47,7 @@ RLK_FUNCTION(preference_loss,
              int kind, int sort, int score, int average, nb::list numbers) {
   require_given(policy_chosen, "policy_chosen");
   require_given(policy_rejected, "policy_rejected");
-  const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr, std::nullopt);
-  const Device device = chosen.array()->device;
+  const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr);
   PreferenceLossParams p;
   RLK_FILL(p, as_given, kind, sort, score, average)
   float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,        &p.tau,
@@ -60,12 +57,12 @@ RLK_FUNCTION(preference_loss,
   const bool pairs = p.kind != Preference::kKto;
   p.chosen = chosen.side;
   const Side rejected(frame, kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
-                      pairs ? &p.chosen : nullptr, device);
+                      pairs ? &p.chosen : nullptr);
   p.rejected = rejected.side;
-  const VectorArgument of_kl(frame, kl, "kl", kFloat32, 1, "that of one number", device);
+  const VectorArgument of_kl(frame, kl, "kl", kFloat32, 1, "that of one number");
   p.kl = of_kl.floats();
   const std::int64_t w = p.chosen.num, l = p.rejected.num;
-  Results results("preference_loss", chosen.array(), frame);
+  Results results("preference_loss", frame);
   const bool sorts = p.sort != PreferenceSort::kNone;
   results.add(&p.losses, {pairs ? w : w + l})
       .add(&p.chosen.reward, {w})
@@ -83,10 +80,8 @@ RLK_FUNCTION(preference_loss,
 // Returns (d_policy_chosen, d_policy_rejected). `sort` has the forward's value.
 RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), int sort) {
   const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
-  const Device device = in.device();
   const Array &w = frame->read(d_chosen, "d_chosen", kFloat32), &l = frame->read(d_rejected, "d_rejected", kFloat32);
   for (const Array* a : {&w, &l}) {
-    require_device(*a, device);
     require_shape(a->view().ndim == 1 && a->view().is_contiguous(), *a, "a contiguous array of shape [num]");
   }
   PreferenceLossBackwardParams p;
@@ -100,7 +95,7 @@ RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), i
   require_shape(pairs || p.num_losses == p.chosen.num + p.rejected.num, *in.array(), "shape [", p.chosen.num, "]");
   p.rejected.first = pairs ? 0 : p.chosen.num;
   if (!ranks.is_none()) {
-    const Array& r = frame->read(ranks, "ranks", "int32", device);
+    const Array& r = frame->read(ranks, "ranks", "int32");
     require_shape(r->dtype == DType::kInt32 && r->ndim == 2 && r->shape[0] == 2 && r->shape[1] == p.chosen.num &&
                       r->is_contiguous(),
                   r, "a contiguous int32 array of shape [2, ", p.chosen.num, "]");
@@ -108,7 +103,7 @@ RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), i
     p.rejected.rank =
         p.chosen.rank + (static_cast<PreferenceSort>(sort) == PreferenceSort::kAotUnpaired ? p.chosen.num : 0);
   }
-  return Results("preference_loss", *in.array(), frame)
+  return Results("preference_loss", frame)
       .add(&p.chosen.d, w.shape())
       .add(&p.rejected.d, l.shape())
       .run(rlk::preference_loss_backward, p);

@@ -148,7 +148,6 @@ Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std:
 const Array& read_angles(Frame* frame, nb::handle object, const char* name, const HeadsArgument& q) {
   const Array& a = frame->read(object, name, "float32 or that of q");
   check_float32_or(a, q.array);
-  require_device(a, q.array->device);
   require(a->ndim > 0, a, "a last dimension of angles, got shape []");
   require_columns(a);
   return a;
@@ -165,7 +164,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
   std::optional<HeadsArgument> k;
   if (!k_given.is_none()) {
     k.emplace(frame, k_given, transposed ? "dk_out" : "k", head_axis);
-    check_same(k->array, q.array);
+    check_dtype(k->array, q.array);
     if (k->axis != q.axis || k->tokens != q.tokens || k->head_dim != q.head_dim) {
       const std::string before = shape_text(q.array.shape().first(q.axis)),
                         after = shape_text(q.array.shape().subspan(q.axis + 1));
@@ -177,7 +176,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
   read_sections(sections, &p);
 
   const Array &cos = read_angles(frame, cos_given, "cos", q), &sin = read_angles(frame, sin_given, "sin", q);
-  check_same(sin, cos);
+  check_dtype(sin, cos);
   p.angle_dtype = cos->dtype;
   p.width = cos->shape[cos->ndim - 1];
   const std::int64_t pairs = p.rotary_dim / 2;
@@ -188,7 +187,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
   p.sin.data = sin->data;
 
   Tokens tokens(q.tokens);
-  if (const Array* const ids = frame->optional(ids_given, "position_ids", kIndices, q.array->device)) {
+  if (const Array* const ids = frame->optional(ids_given, "position_ids", kIndices)) {
     require(cos->ndim == 2, cos, "a table [max_position, ", p.rotary_dim, " or ", pairs,
             "] beside position_ids, got shape ", cos.shape());
     tokens.add(read_tokens(*ids, q, p.num_sections, -1, &p.id_section_stride), &p.id_tokens);
@@ -202,7 +201,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
     tokens.add(read_tokens(sin, q, p.num_sections, p.width, &p.sin.section_stride), &p.sin.tokens);
   }
 
-  Results results("rope", q.array, frame);
+  Results results("rope", frame);
   const auto place = [&](HeadsArgument* from, RopeHeads* to) {
     results.add(&from->heads.y, from->array.shape(), p.dtype);
     *to = from->heads;

@@ -19,8 +19,8 @@ std::int64_t read_size(nb::handle value, const char* name) {
 }
 
 // Reads ids [...], with any shape whose dimensions collapse to two strides.
-const Array& read_ids(Frame* frame, nb::handle object, Device device, EmbeddingTokens* to) {
-  const Array& ids = frame->read(object, "ids", kIndices, device);
+const Array& read_ids(Frame* frame, nb::handle object, EmbeddingTokens* to) {
+  const Array& ids = frame->read(object, "ids", kIndices);
   to->id_rows = read_layout(ids, ids->ndim, "dimensions");
   to->ids = ids->data;
   to->id_dtype = ids->dtype;
@@ -49,7 +49,7 @@ RLK_EAGER_FUNCTION(embedding, 2, (ids, weight, vocab_start, vocab_size, padding_
   require_shape(table->ndim == 2, table.array, "shape [rows, columns]");
   require_columns_below(table, 31);
   EmbeddingParams p;
-  const Array& tokens = read_ids(frame, ids, table->device, &p);
+  const Array& tokens = read_ids(frame, ids, &p);
   p.num_rows = table.num_rows;
   p.columns = table.columns;
   read_vocabulary(vocab_start, vocab_size, padding_idx, "weight", &p);
@@ -57,9 +57,7 @@ RLK_EAGER_FUNCTION(embedding, 2, (ids, weight, vocab_start, vocab_size, padding_
   p.weight_stride = table->stride(0);
   p.dtype = table->dtype;
   p.y_stride = p.columns;
-  return Results("embedding", table.array, frame)
-      .add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype)
-      .run(rlk::embedding, p);
+  return Results("embedding", frame).add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype).run(rlk::embedding, p);
 }
 
 // Returns dweight, or main_grad, which is accumulated in place.
@@ -67,9 +65,8 @@ RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, pa
              int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy");
   require_columns_below(g, 31);
-  const Device device = g->device;
   EmbeddingBackwardParams p;
-  const Array& tokens = read_ids(frame, ids, device, &p);
+  const Array& tokens = read_ids(frame, ids, &p);
   require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
                 " (the leading dimensions of dy)");
   p.num_rows = read_size(num_rows, "num_rows");
@@ -79,14 +76,13 @@ RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, pa
   p.dtype = g->dtype;
   p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
-  Results results("embedding", g.array, frame);
+  Results results("embedding", frame);
   if (main_grad.is_none()) {
     p.dweight_stride = p.columns;
     results.add(&p.dweight, {p.num_rows, p.columns}, p.dweight_dtype);
   } else {
     const Array& given = frame->read(main_grad, "main_grad", kFloat32);
-    p.dweight_stride = check_output(given, p.num_rows, p.columns, device, "num_rows, columns of dy");
-    check_apart(given, {&g.array, &tokens});
+    p.dweight_stride = check_output(frame, given, p.num_rows, p.columns, "num_rows, columns of dy");
     p.dweight = given->data;
     p.accumulate = true;
     results.add(main_grad);
@@ -99,29 +95,26 @@ float read_eps(nb::handle value) {
   return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
 }
 
-// Checks a vector [columns], contiguous, on the device of `like`.
+// Checks a vector [columns], contiguous.
 void check_vector(const Array& a, const RowsArgument& like) {
-  require_device(a, like->device);
   require_shape(a->ndim == 1 && a->shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
                 like.array, ")");
   require(a->shape[0] <= 1 || a->stride(0) == 1, a, "contiguous elements (stride 1), got stride ", a->stride(0));
 }
 
-// Reads the weight, null for None, and its offset.
+// Reads the weight and its offset.
 template <class Params>
-const Array* read_weight(Frame* frame, nb::handle given, nb::handle weight_offset, const RowsArgument& like,
-                         Params* p) {
+void read_weight(Frame* frame, nb::handle given, nb::handle weight_offset, const RowsArgument& like, Params* p) {
   p->weight_offset = static_cast<float>(read_number(weight_offset, "weight_offset"));
   require(std::isfinite(p->weight_offset), "weight_offset", "a finite number, got ", weight_offset);
   require(!given.is_none() || p->weight_offset == 0.0f, "weight_offset", "0 where weight is None");
   p->weight_dtype = like->dtype;
   const Array* const weight = frame->optional(given, "weight", "float32 or that of x");
-  if (!weight) return nullptr;
+  if (!weight) return;
   check_float32_or(*weight, like.array);
   check_vector(*weight, like);
   p->weight = weight->data();
   p->weight_dtype = weight->view().dtype;
-  return weight;
 }
 
 // Reads optional rows with the shape, dtype and device of `like`.
@@ -145,7 +138,7 @@ RLK_EAGER_FUNCTION(rms_norm, 3, (x, weight, residual, eps, weight_offset), bool 
   p.round_before_weight = round_before_weight;
   read_more(frame, residual, "residual", a, &p.residual, &p.residual_rows);
   p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
-  Results results("rms_norm", a.array, frame);
+  Results results("rms_norm", frame);
   results.add(&p.y, a.array.shape(), p.dtype);
   const bool adds = !residual.is_none();
   if (adds || return_rstd) {
@@ -162,13 +155,13 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
   require_columns_below(g, 31);
   check_like(a, g);
   RmsNormBackwardParams p;
-  const Array* const w = read_weight(frame, weight, weight_offset, g, &p);
+  read_weight(frame, weight, weight_offset, g, &p);
   g.lead(&p.dy, &p.dy_rows, &p);
   a.put(&p.h, &p.h_rows);
   p.columns = g.columns;
   p.round_before_weight = round_before_weight;
   read_more(frame, d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
-  Results results("rms_norm", g.array, frame);
+  Results results("rms_norm", frame);
   RmsNormParams statistics;
   Caller::Fresh fresh;
   if (rstd.is_none()) {
@@ -178,7 +171,7 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
     fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
   } else {
-    const Array& given = frame->read(rstd, "rstd", kFloat32, g->device);
+    const Array& given = frame->read(rstd, "rstd", kFloat32);
     require_shape(std::ranges::equal(given.shape(), g.leading()) && given->is_contiguous(), given,
                   "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
     p.rstd = given.data<float>();
@@ -188,8 +181,7 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
   if (!main_grad.is_none()) {
     const Array& total = frame->read(main_grad, "main_grad", kFloat32);
     check_vector(total, g);
-    require_writable(total);
-    check_apart(total, {&g.array, &a.array, w});
+    frame->require_writable(total);
     p.dweight = total->data;
     p.main_grad = static_cast<const float*>(p.dweight);
     p.dweight_dtype = DType::kFloat32;
@@ -243,7 +235,7 @@ RLK_EAGER_FUNCTION(gated_mul, 2, (gate, up), int activation, bool round_before_m
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
   p.y_rows = contiguous_rows(p.num_rows, p.columns);
-  return Results("silu_mul", in.first.array, frame).add(&p.y, in.shape(), p.dtype).run(rlk::gated_mul, p);
+  return Results("silu_mul", frame).add(&p.y, in.shape(), p.dtype).run(rlk::gated_mul, p);
 }
 
 // Returns d_gate_up for a packed array, else (d_gate or None, d_up or None).
@@ -251,14 +243,14 @@ RLK_FUNCTION(gated_mul_backward, (dy, gate, up), int activation, bool round_befo
              bool return_d_up) {
   const GateAndUp in(frame, gate, up);
   const RowsArgument g(frame, dy, "dy");
-  check_same(g.array, in.first.array);
+  check_dtype(g.array, in.first.array);
   const Sizes shape = in.shape();
   check_shape(g.array, shape, "the result");
   GatedMulBackwardParams p;
   in.fill(&p, activation, round_before_mul);
   g.put(&p.dy, &p.dy_rows);
   p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
-  Results results("silu_mul", in.first.array, frame);
+  Results results("silu_mul", frame);
   if (in.second) {
     results.add(&p.d_gate, shape, p.dtype, return_d_gate).add(&p.d_up, shape, p.dtype, return_d_up);
   } else {
@@ -276,7 +268,7 @@ RLK_EAGER_FUNCTION(linear, 3, (x, weight, bias, k_segments), int out_dtype, bool
   a.lead(&p.x, &p.x_rows, &p);
   w.put(&p);
   const char* const dtypes = "float32 or that of x";
-  put_bias(read_bias(frame, bias, dtypes, p.out_features, a->device, p.dtype, " (that of x)"), &p);
+  put_bias(read_bias(frame, bias, dtypes, p.out_features, p.dtype, " (that of x)"), &p);
   p.out_dtype = read_dtype(out_dtype, p.dtype);
   if (p.dtype == DType::kFloat32 && p.out_dtype != DType::kFloat32) {
     type_error("out_dtype", "float32 (that of x), got ", p.out_dtype);
@@ -285,7 +277,7 @@ RLK_EAGER_FUNCTION(linear, 3, (x, weight, bias, k_segments), int out_dtype, bool
   p.arithmetic = read_arithmetic(arithmetic, a);
   p.allow_vendor = allow_vendor;
   p.y_rows = contiguous_rows(p.num_rows, p.out_features);
-  return Results("linear", a.array, frame)
+  return Results("linear", frame)
       .add(&p.y, shape_with(a.leading(), p.out_features), p.out_dtype)
       .run(rlk::linear, &p, linear_workspace_bytes<LinearParams>);
 }
@@ -301,7 +293,7 @@ RLK_FUNCTION(linear_input_grad, (dy, weight), bool allow_vendor, int arithmetic)
   p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
   p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
-  return Results("linear", g.array, frame)
+  return Results("linear", frame)
       .add(&p.dx, shape_with(g.leading(), p.in_features), p.dtype)
       .run(rlk::linear_input_grad, &p, linear_workspace_bytes<LinearInputGradParams>);
 }
@@ -310,9 +302,8 @@ RLK_FUNCTION(linear_input_grad, (dy, weight), bool allow_vendor, int arithmetic)
 RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy"), a(frame, x, "x");
   check_operand(g);
-  check_same(a.array, g.array);
+  check_dtype(a.array, g.array);
   check_leading(a, g);
-  const Device device = g->device;
   LinearWeightGradParams p;
   g.lead(&p.dy, &p.dy_rows, &p);
   a.put(&p.x, &p.x_rows);
@@ -320,15 +311,14 @@ RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool al
   p.out_features = g.columns;
   p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
-  Results results("linear", g.array, frame);
+  Results results("linear", frame);
   const bool accumulates = !main_grad.is_none();
   const Array* const given =
       frame->optional(accumulates ? main_grad : out, accumulates ? "main_grad" : "out", "float32");
   p.dweight_dtype = accumulates ? DType::kFloat32 : read_dtype(out_dtype, given ? given->view().dtype : p.dtype);
   if (given) {
     if (given->view().dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
-    p.dweight_stride = p.main_grad_stride = check_output(*given, p.out_features, p.in_features, device);
-    check_apart(*given, {&g.array, &a.array});
+    p.dweight_stride = p.main_grad_stride = check_output(frame, *given, p.out_features, p.in_features);
     p.dweight = given->view().data;
     if (accumulates) p.main_grad = given->data<float>();
     results.add(given->object());
@@ -352,7 +342,7 @@ RLK_FUNCTION(linear_bias_grad, (dy), int out_dtype) {
   p.out_features = g.columns;
   p.dbias_dtype = read_dtype(out_dtype, p.dtype);
   check_gradient_dtype("out_dtype", p.dbias_dtype, p.dtype);
-  return Results("linear", g.array, frame).add(&p.dbias, {p.out_features}, p.dbias_dtype).run(rlk::linear_bias_grad, p);
+  return Results("linear", frame).add(&p.dbias, {p.out_features}, p.dbias_dtype).run(rlk::linear_bias_grad, p);
 }
 
 // `parts` is a sequence of 1, 2, 4 or 8 arrays in rank order.
@@ -366,7 +356,7 @@ RLK_FUNCTION(tree_sum, (parts, bias), int out_dtype) {
   const Array& whole = frame->read(parts[0], kNames[0], kFloat32);
   for (int i = 0; i < count; ++i) {
     const Array& part = i == 0 ? whole : frame->read(parts[i], kNames[i], kFloat32);
-    check_same(part, whole);
+    check_dtype(part, whole);
     check_shape(part, whole.shape(), kNames[0]);
     Sizes strides;
     for (int dim = 0; dim < part->ndim && !part->is_contiguous(); ++dim) strides.push_back(part->stride(dim));
@@ -380,10 +370,8 @@ RLK_FUNCTION(tree_sum, (parts, bias), int out_dtype) {
     require(whole->ndim > 0, kNames[0], "shape [..., features] with a bias, got []");
     p.columns = whole->shape[whole->ndim - 1];
   }
-  put_bias(
-      read_bias(frame, bias, kFloats.names, p.columns, whole->device, DType::kBFloat16, " or float16", DType::kFloat16),
-      &p);
-  return Results("linear", whole, frame).add(&p.sum, whole.shape(), p.out_dtype).run(rlk::tree_sum, p);
+  put_bias(read_bias(frame, bias, kFloats.names, p.columns, DType::kBFloat16, " or float16", DType::kFloat16), &p);
+  return Results("linear", frame).add(&p.sum, whole.shape(), p.out_dtype).run(rlk::tree_sum, p);
 }
 
 // The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,

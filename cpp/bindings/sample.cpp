@@ -51,7 +51,6 @@ std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::in
 struct RowReader {
   Frame* frame;
   std::int64_t num_rows;
-  Device device;
 
   RowIntegers integers(nb::handle given, const char* name) const {
     const VectorArgument a = array(given, name, kIndices);
@@ -64,7 +63,7 @@ struct RowReader {
     return {nullptr, static_cast<float>(read_number(given, name)), 0};
   }
   VectorArgument array(nb::handle given, const char* name, const Dtypes& dtypes) const {
-    return {frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, "", device};
+    return {frame, is_array(given) ? given : nb::none(), name, dtypes, num_rows, ""};
   }
 };
 
@@ -76,10 +75,10 @@ void read_valid_vocab(nb::handle given, SampleParams* p) {
 
 // Reads the arguments for drawing each row: arrays with one element per row, or numbers for all rows. `allowed` has a
 // bit for each column. It may be None, and so may top_p.
-void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp, SampleParams* p) {
+void read_drawn_rows(Frame* frame, const nb::tuple& rows, int exp, SampleParams* p) {
   p->exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const auto [seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed] = entries<9>(rows);
-  const RowReader read{frame, p->num_rows, device};
+  const RowReader read{frame, p->num_rows};
   RLK_FILL(*p, read.integers, seed, sample_id, position, top_k)
   RLK_FILL(*p, read.numbers, temperature, min_p)
   const VectorArgument of_greedy = read.array(greedy, "greedy", kBool);
@@ -90,7 +89,7 @@ void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp
   }
   if (!top_p.is_none()) RLK_FILL(*p, read.numbers, top_p)
   if (allowed.is_none()) return;
-  const Array& bits = frame->read(allowed, "allowed", kInt32, device);
+  const Array& bits = frame->read(allowed, "allowed", kInt32);
   const std::int64_t words = (p->valid_vocab + 31) / 32;
   require_shape(bits->ndim == 2 && bits->shape[0] == p->num_rows && bits->shape[1] >= words, bits, "shape [",
                 p->num_rows, ", ", words, "] or wider");
@@ -102,27 +101,27 @@ void read_drawn_rows(Frame* frame, const nb::tuple& rows, Device device, int exp
 RLK_FUNCTION(random_bits, (sample_id, seed, position), std::int64_t num_words, std::int64_t random_stream) {
   require(is_array(sample_id), "sample_id", "an array that speaks DLPack, got a number");
   const VectorArgument ids(frame, sample_id, "sample_id", kIndices, "num_rows");
-  const RowReader rows{frame, ids.size(), ids.device()};
+  const RowReader rows{frame, ids.size()};
   RandomBitsParams p;
   p.sample_id = ids.integers();
   RLK_FILL(p, rows.integers, seed, position)
   p.num_rows = ids.size();
   RLK_FILL(p, as_given, num_words, random_stream)
-  return Results("random_bits", *ids.array(), frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
+  return Results("random_bits", frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
 }
 
 // Reads penalties, history and bias of the rows in `p`. Each penalty is an array or a number for all rows; the others
 // may be None.
-void read_edits(Frame* frame, const nb::tuple& given, Device device, ProcessLogitsParams* p) {
+void read_edits(Frame* frame, const nb::tuple& given, ProcessLogitsParams* p) {
   const auto [repetition, presence, frequency, ids, offsets, is_prompt, bias_ids, bias_values, bias_offsets] =
       entries<9>(given);
-  const RowReader rows{frame, p->num_rows, device};
+  const RowReader rows{frame, p->num_rows};
   p->repetition = rows.numbers(repetition, "repetition_penalty");
   p->presence = rows.numbers(presence, "presence_penalty");
   p->frequency = rows.numbers(frequency, "frequency_penalty");
   // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
   const auto list = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
-    VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "", device);
+    VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "");
     if (found.array()) require_columns(*found.array());
     return found;
   };
@@ -144,8 +143,8 @@ RLK_FUNCTION(process_logits, (logits), nb::tuple edits, int order, nb::handle vo
   p.num_columns = x->shape[1];
   p.vocab_start = read_vocab_start(vocab_start, p.vocab_size, p.num_columns);
   p.order = static_cast<SampleOrder>(order);
-  read_edits(frame, edits, x->device, &p);
-  return Results("process_logits", x, frame)
+  read_edits(frame, edits, &p);
+  return Results("process_logits", frame)
       .add(&p.out, {p.num_rows, p.num_columns})
       .add(&p.status, {p.num_rows})
       .run(rlk::process_logits, p);
@@ -160,8 +159,8 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
 }
 
 // Reads logits before bias and penalties, and the statuses of rows; nothing if no bias or penalty was applied.
-void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, Device device, SampleParams* p) {
-  const VectorArgument known(frame, row_status, "row_status", kInt32, p->num_rows, "", device);
+void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, SampleParams* p) {
+  const VectorArgument known(frame, row_status, "row_status", kInt32, p->num_rows, "");
   p->row_status = known.data<std::int32_t>();
   if (const Array* const raw = frame->optional(logits, "logits", kFloats)) {
     p->raw_logits = raw->data();
@@ -180,7 +179,7 @@ RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
   RLK_FILL(p, as_given, n_logprobs, order, random_stream)
-  read_drawn_rows(frame, rows, x->device, exp, &p);
+  read_drawn_rows(frame, rows, exp, &p);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
   const bool has_edits = !entry(edits, 4).is_none() || !entry(edits, 8).is_none();  // a history or a bias
   if (has_edits) {
@@ -191,9 +190,9 @@ RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid
     process.vocab_size = process.num_columns = p.vocab_size;
     process.logits_stride = p.logits_stride;
     process.order = p.order;
-    read_edits(frame, edits, x->device, &process);
+    read_edits(frame, edits, &process);
   }
-  Results results("sample", x, frame);
+  Results results("sample", frame);
   const std::int64_t several[] = {p.num_rows, n_logprobs};
   results.add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
@@ -216,7 +215,7 @@ void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest
           ", ", p->vocab_size, "], got ", p->widest);
   p->sorted_columns = p->round == 1 && p->parts.count > 0 ? columns_of_shard(*p) : 0;
   for (int k = 1; k < p->round; ++k) {
-    const Array& payloads = frame->read(entry(given, k - 1), "earlier", kInt32, logits.device);
+    const Array& payloads = frame->read(entry(given, k - 1), "earlier", kInt32);
     if (k == 1) p->num_shards = static_cast<std::int32_t>(payloads->ndim == 3 ? payloads->shape[0] : 0);
     require(p->num_shards >= 1 && p->num_shards <= kNumParts, "earlier", "payloads of 1 to 8 shards, got shape ",
             payloads.shape());
@@ -240,12 +239,12 @@ RLK_FUNCTION(sample_partial, (logits), nb::tuple rows, nb::handle raw_logits, nb
   if (round == 0) p.most_top_k = max_top_k;
   RLK_FILL(p, as_given, order, random_stream, takes_raw, round)
   read_earlier_rounds(frame, before, widest, x.view(), &p);
-  read_drawn_rows(frame, rows, x->device, exp, &p);
-  read_unprocessed(frame, raw_logits, row_status, x->device, &p);
+  read_drawn_rows(frame, rows, exp, &p);
+  read_unprocessed(frame, raw_logits, row_status, &p);
   p.kept_capacity = keeps ? p.num_rows * x->shape[1] : 0;
   const std::int64_t words =
       round == 0 ? payload_words(max_top_k) : round_words(round, p.vocab_size, p.widest, p.num_shards);
-  return Results("sample", x, frame)
+  return Results("sample", frame)
       .add(&p.payload, {p.num_rows, words})
       .add(&p.kept_ids, {p.kept_capacity}, keeps)
       .add(&p.kept_offsets, {p.num_rows + 1}, keeps)
@@ -271,9 +270,9 @@ RLK_FUNCTION(sample_merge, (payloads), nb::tuple rows, nb::handle vocab_size, nb
   if (!in_rounds) p.most_top_k = candidates;
   p.vocab_size = read_vocab_size(vocab_size);
   read_valid_vocab(valid_vocab, &p);
-  read_drawn_rows(frame, rows, x->device, exp, &p);
+  read_drawn_rows(frame, rows, exp, &p);
   p.kept_capacity = std::max<std::int64_t>(kept_capacity, 0);
-  return Results("sample", x, frame)
+  return Results("sample", frame)
       .add(&p.ids, {p.num_rows})
       .add(&p.logprob, {p.num_rows}, wants & kWantsLogprob)
       .add(&p.raw_logprob, {p.num_rows}, wants & kWantsRaw)
@@ -291,28 +290,26 @@ RLK_FUNCTION(linear_sample, (hidden, weight, bias), nb::tuple rows, nb::handle v
   const WeightArgument w(frame, weight, "weight", x, 1);
   require(w.out_features > 0 && w.out_features <= kSampleVocab, w.array, "1 to ", kSampleVocab, " rows, got ",
           w.out_features);
-  const Device device = x->device;
   LinearSampleParams p;
   x.lead(&p.product.x, &p.product.x_rows, &p.product);
   w.put(&p.product);
-  put_bias(
-      read_bias(frame, bias, "float32 or that of hidden", w.out_features, device, p.product.dtype, " (that of hidden)"),
-      &p.product);
+  put_bias(read_bias(frame, bias, "float32 or that of hidden", w.out_features, p.product.dtype, " (that of hidden)"),
+           &p.product);
   p.product.out_dtype = read_logits_dtype(logits_dtype, p.product.dtype);
   p.product.arithmetic = read_arithmetic(arithmetic, x);
   p.draw.num_rows = x.num_rows;
   p.draw.vocab_size = w.out_features;
   p.draw.top_p.value = 1.0f;
   read_valid_vocab(valid_vocab, &p.draw);
-  read_drawn_rows(frame, rows, device, exp, &p.draw);
+  read_drawn_rows(frame, rows, exp, &p.draw);
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  Results results("linear_sample", x.array, frame);
+  Results results("linear_sample", frame);
   results.add(&p.draw.ids, {x.num_rows})
       .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
       .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)
       .add(&p.draw.status, {x.num_rows});
   if (results.caller().describes()) return results.result();
-  const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, device), bytes, results);
+  const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, frame->device()), bytes, results);
   return results.run(rlk::linear_sample, p);
 }
 

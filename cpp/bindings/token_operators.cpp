@@ -45,7 +45,7 @@ RLK_FUNCTION(covariance_mask, (logprob, old_logprob, advantage, mask, cu_seqlens
   RLK_FILL(p, tokens.optional, old_logprob)
   if (!entropy) p.advantage = tokens.required(advantage, "advantage", true);
   RLK_FILL(p, as_given, kind, ratio, lower, upper, clip_low, clip_high, seed)
-  return Results("covariance_mask", tokens.array(), frame)
+  return Results("covariance_mask", frame)
       .add(&p.selected, tokens.shape())
       .run(rlk::covariance_mask, &p, covariance_mask_workspace_bytes);
 }
@@ -63,12 +63,11 @@ RLK_FUNCTION(gae, (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, 
   RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
   RLK_FILL(p, read_share, gamma, lam)
   RLK_FILL(p, read_positive, rho_bar, c_bar)
-  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, p.sequences.num_sequences, "num_sequences",
-                             tokens.device());
+  const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, p.sequences.num_sequences, "num_sequences");
   boots.require_contiguous();
   p.bootstrap = boots.floats();
   p.advantages = p.returns = tokens.output();
-  return Results("gae", tokens.array(), frame)
+  return Results("gae", frame)
       .add(&p.advantages.data, tokens.shape(), p.kind != GaeKind::kDiscountedReturns)
       .add(&p.returns.data, tokens.shape())
       .run(rlk::gae, p);
@@ -80,18 +79,17 @@ RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, basel
              int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero,
              bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {
   const VectorArgument of_rewards(frame, rewards, "rewards", kFloat32, "num_sequences");
-  const Device device = of_rewards.device();
   GroupAdvantageParams p;
   p.num_sequences = of_rewards.size();
   require(p.num_sequences < std::int64_t{1} << 30, "rewards", "fewer than 2^30 sequences, got ", p.num_sequences);
   of_rewards.put(&p.rewards, &p.reward_stride);
   const auto one_a_sequence = [&](nb::handle given, const char* name, const Dtypes& dtypes) {
-    return VectorArgument(frame, given, name, dtypes, p.num_sequences, "num_sequences", device);
+    return VectorArgument(frame, given, name, dtypes, p.num_sequences, "num_sequences");
   };
   const VectorArgument ids = one_a_sequence(group_ids, "group_ids", kIndices);
   ids.require_contiguous();
   const bool by_ids = group_offsets.is_none() && !group_ids.is_none();
-  const GroupsArgument groups(frame, group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31, device);
+  const GroupsArgument groups(frame, group_offsets, by_ids ? 1 : group_size, p.num_sequences, 31);
   p.group_offsets = groups.offsets.data;
   if (groups.offsets.data != nullptr) p.num_groups = groups.num_groups;
   if (by_ids) p.group_ids = ids.data();
@@ -103,7 +101,7 @@ RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, basel
   RLK_FILL(p, as_given, group_size, baseline_kind, scale, alone, leave_one_out, best_only, by_nonzero, exclude_nan)
   p.eps = read_number_in(eps, "eps", 0.0f, kMostFloat, "a finite number >= 0 in float32");
   p.f_norm = read_positive(f_norm, "f_norm");
-  return Results("group_advantage", *of_rewards.array(), frame)
+  return Results("group_advantage", frame)
       .add(&p.advantage, {p.num_sequences})
       .each({p.num_sequences}, return_stats, &p.mean, &p.std)
       .add(&p.status, {p.num_sequences}, return_status)
@@ -120,7 +118,7 @@ RLK_FUNCTION(importance_weights, (logprob, rollout_logprob, mask, cu_seqlens, sp
          &s.mean.k1_low, &s.mean.k1_high, &s.mean.k2, &s.mean.k3, &s.most.k1_low, &s.most.k1_high, &s.most.k2,
          &s.most.k3, &s.veto_below, &s.rollout_neutral);
   p.rollout_logprob = tokens.required(rollout_logprob, "rollout_logprob");
-  return Results("importance_weights", tokens.array(), frame)
+  return Results("importance_weights", frame)
       .each(tokens.shape(), true, &p.weights, &p.kept)
       .add(&p.metrics, {kImportanceMetrics}, return_metrics)
       .run(rlk::importance_weights, &p, importance_weights_workspace_bytes);
@@ -138,7 +136,7 @@ RLK_FUNCTION(kl, (logprob, ref_logprob, weight, mask, d_kl), int estimator, bool
   p.weight = tokens.optional(weight, p.spec.weight == KlWeight::kOldLogprob ? "old_logprob" : "importance_weight");
   p.d_kl = tokens.optional(d_kl, "d_kl");
   const bool backward = !d_kl.is_none();
-  return Results("kl", tokens.array(), frame)
+  return Results("kl", frame)
       .add(&p.kl, tokens.shape(), !backward)
       .add(&p.d_logprob, tokens.shape(), backward && return_d_logprob)
       .add(&p.d_importance_weight, tokens.shape(), backward && return_d_importance_weight)
@@ -152,7 +150,7 @@ RLK_FUNCTION(masked_whiten, (x, mask, cu_seqlens, eps), bool shift_mean, bool un
   RLK_FILL(p, read_positive, eps)
   RLK_FILL(p, as_given, shift_mean, unbiased)
   p.y = tokens.output();
-  return Results("masked_whiten", tokens.array(), frame)
+  return Results("masked_whiten", frame)
       .add(&p.y.data, tokens.shape())
       .each({}, return_stats, &p.mean, &p.var)
       .run(rlk::masked_whiten, &p, masked_whiten_workspace_bytes);
@@ -163,7 +161,7 @@ RLK_FUNCTION(mismatch_metrics, (logprob_train, logprob_rollout, mask, cu_seqlens
   auto p = tokens.params(mask, &MismatchMetricsParams::logprob_train);
   RLK_FILL(p, tokens.required, logprob_rollout)
   RLK_FILL(p, as_given, limit, rollout_neutral)
-  return Results("mismatch_metrics", tokens.array(), frame)
+  return Results("mismatch_metrics", frame)
       .add(&p.metrics, {kMismatchMetrics})
       .run(rlk::mismatch_metrics, &p, mismatch_metrics_workspace_bytes);
 }
@@ -176,14 +174,14 @@ RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importan
   p.rewards = tokens.required(rewards, "rewards", true);
   p.sum_p_sq = tokens.required(sum_p_sq, "sum_p_sq");
   p.importance = tokens.optional(importance, "importance_weight", true);
-  const GroupsArgument groups(frame, group_offsets, group_size, p.sequences.num_sequences, 25, tokens.device());
+  const GroupsArgument groups(frame, group_offsets, group_size, p.sequences.num_sequences, 25);
   p.group_offsets = groups.offsets.data;
   p.group_dtype = groups.offsets.dtype;
   p.group_size = groups.size;
   p.num_groups = groups.num_groups;
   RLK_FILL(p, as_given, zero_tail)
   RLK_FILL(p, read_positive, eps)
-  return Results("optimal_token_baseline", tokens.array(), frame)
+  return Results("optimal_token_baseline", frame)
       .each(tokens.shape(), true, &p.advantages, &p.returns)
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);
 }
@@ -214,7 +212,7 @@ RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, re
   p.importance = tokens.optional(importance, given ? "importance_weight" : "rollout_logprob", given);
   RLK_FILL(p, tokens.optional, entropy, selected, token_weight)
   p.denominator_value = tokens.number(denominator, "denominator", &p.denominator);
-  Results results("policy_loss", tokens.array(), frame);
+  Results results("policy_loss", frame);
   results.add(&p.loss, {})
       .add(&p.metrics, {kPolicyMetrics + (ratio_metrics ? kMismatchMetrics : 0)})
       .add(&p.d_logprob, tokens.shape(), return_d_logprob)
@@ -233,16 +231,15 @@ RLK_PLAIN_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::han
   const Array* const b = frame.optional(second, "d_entropy", "float32");
   if (b) p.second = static_cast<float*>(b->view().data);
   p.factor = f.data<float>();
-  return Results("policy_loss", a, &frame).run(rlk::scale_gradients, p);
+  return Results("policy_loss", &frame).run(rlk::scale_gradients, p);
 }
 
 void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offsets_given, nb::handle rewards_given,
                            const TokenArguments& of, ScatterRewardsParams* p) {
   const Array& spans = read_spans(frame, spans_given);
   p->num_spans = spans->shape[0];
-  const OffsetsArgument offsets(frame, offsets_given, of.device(), "span_offsets");
-  const VectorArgument rewards(frame, rewards_given, "span_rewards", kFloat32, p->num_spans, "one a span", of.device());
-  require_device(spans, of.device());
+  const OffsetsArgument offsets(frame, offsets_given, "span_offsets");
+  const VectorArgument rewards(frame, rewards_given, "span_rewards", kFloat32, p->num_spans, "one a span");
   require_given(offsets_given, "span_offsets");
   rewards.require_contiguous();
   const std::int64_t n = of.sequences().num_sequences, given = offsets.num_sequences;
@@ -258,9 +255,8 @@ RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets
                                cost, cu_seqlens, lagrange, spec)) {
   TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
   const Sequences& q = tokens.sequences();
-  const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence",
-                                    tokens.device());
-  const VectorArgument costs(frame, cost, "cost", kFloat32, q.num_sequences, "one a sequence", tokens.device());
+  const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence");
+  const VectorArgument costs(frame, cost, "cost", kFloat32, q.num_sequences, "one a sequence");
   ScatterRewardsParams p;
   RewardSpec& s = p.spec;
   unpack(spec, "10 doubles", &s.kl, &s.kl_coef, &s.kl_input_limit, &s.kl_limit, &s.length_penalty, &s.overlong_penalty,
@@ -272,7 +268,7 @@ RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets
   p.cost = {costs.floats(), costs.stride(), 0};
   if (!spans.is_none()) read_rewards_of_spans(frame, spans, span_offsets, span_rewards, tokens, &p);
   p.lagrange_value = tokens.number(lagrange, "lagrange", &p.lagrange);
-  return Results("scatter_rewards", tokens.array(), frame)
+  return Results("scatter_rewards", frame)
       .add(&p.to_tokens, tokens.shape())
       .add(&p.costs, tokens.shape(), !cost.is_none())
       .add(&p.combined, tokens.shape(), !lagrange.is_none())
@@ -286,7 +282,7 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return
   SequenceLogprobParams p;
   tokens.put(&p.logprob, &p.logprob_stride, &p);
   RLK_FILL(p, tokens.mask, mask)
-  return Results("sequence_logprob", tokens.array(), frame)
+  return Results("sequence_logprob", frame)
       .each({p.num_sequences}, true, &p.sum, &p.count)
       .add(&p.status, {p.num_sequences}, return_status)
       .run(rlk::sequence_logprob, p);
@@ -296,7 +292,7 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return
 // mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
 RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
-  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
+  const OffsetsArgument offsets(frame, cu_seqlens);
   const bool packed = !cu_seqlens.is_none();
   if (in->ndim != 1 || (packed && in->shape[0] != offsets.num_sequences)) {
     require_shape(false, in, "shape [", packed ? word(offsets.num_sequences) : "num_sequences", "]");
@@ -310,10 +306,8 @@ RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t n
   p.dtype = static_cast<DType>(code);
   require_shape(!is_flat || packed || p.num_sequences == 1, in, "shape [1] (one sequence)");
   const Sizes shape = packed || is_flat ? Sizes{num_tokens} : Sizes{p.num_sequences, num_tokens};
-  p.mask = read_mask(frame, mask, shape, "logprob", in->device);
-  return Results("sequence_logprob", in, frame)
-      .add(&p.d_logprob, shape, p.dtype)
-      .run(rlk::sequence_logprob_backward, p);
+  p.mask = read_mask(frame, mask, shape, "logprob");
+  return Results("sequence_logprob", frame).add(&p.d_logprob, shape, p.dtype).run(rlk::sequence_logprob_backward, p);
 }
 
 RLK_FUNCTION(shift_labels_packed, (ids, cu_seqlens, mask), std::int64_t cp_rank, std::int64_t cp_size, bool zigzag,
@@ -322,9 +316,9 @@ RLK_FUNCTION(shift_labels_packed, (ids, cu_seqlens, mask), std::int64_t cp_rank,
   require_shape(in->ndim == 1, in, "shape [num_tokens]");
   require_columns(in);
   require_given(cu_seqlens, "cu_seqlens");
-  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
+  const OffsetsArgument offsets(frame, cu_seqlens);
   ShiftLabelsParams p;
-  p.mask = read_mask(frame, mask, in.shape(), "ids", in->device);
+  p.mask = read_mask(frame, mask, in.shape(), "ids");
   require(cp_size > 0 && cp_size < 1 << 20, "cp_size", "a number in [1, 2^20), got ", cp_size);
   require(cp_rank >= 0 && cp_rank < cp_size, "cp_rank", "a number in [0, ", cp_size, "), got ", cp_rank);
   p.ids = in->data;
@@ -337,16 +331,16 @@ RLK_FUNCTION(shift_labels_packed, (ids, cu_seqlens, mask), std::int64_t cp_rank,
           p.num_tokens, "; pad them");
   require(p.dtype == DType::kInt64 || static_cast<std::int32_t>(ignore_index) == ignore_index, "ignore_index",
           "a number that int32 holds, got ", ignore_index);
-  return Results("shift_labels_packed", in, frame)
+  return Results("shift_labels_packed", frame)
       .add(&p.labels, {p.num_tokens / cp_size}, p.dtype)
       .run(rlk::shift_labels_packed, p);
 }
 
 RLK_FUNCTION(loss_mask_from_spans, (given, span_offsets, cu_seqlens), std::int64_t num_tokens) {
   const Array& in = read_spans(frame, given);
-  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices, in->device);
+  const Array& of_sequences = frame->read(span_offsets, "span_offsets", kIndices);
   const TensorView& o = of_sequences.view();
-  const OffsetsArgument offsets(frame, cu_seqlens, in->device);
+  const OffsetsArgument offsets(frame, cu_seqlens);
   const bool packed = !cu_seqlens.is_none();
   if (o.ndim != 1 || o.shape[0] < 1 || !o.is_contiguous() || (packed && o.shape[0] != offsets.num_sequences + 1)) {
     require_shape(false, of_sequences, "a contiguous array of shape [",
@@ -361,7 +355,7 @@ RLK_FUNCTION(loss_mask_from_spans, (given, span_offsets, cu_seqlens), std::int64
   p.num_spans = in->shape[0];
   p.dtype = in->dtype;
   const Sizes shape = packed ? Sizes{num_tokens} : Sizes{p.num_sequences, num_tokens};
-  return Results("shift_labels_packed", in, frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
+  return Results("shift_labels_packed", frame).add(&p.mask, shape).run(rlk::loss_mask_from_spans, p);
 }
 
 Marker read_marker(nb::list ids, const char*) {
@@ -377,7 +371,7 @@ RLK_FUNCTION(tool_mask, (ids, cu_seqlens), nb::list begin, nb::list end, bool in
   tokens.put(&p.ids, &p.ids_stride, &p);
   RLK_FILL(p, read_marker, begin, end)
   RLK_FILL(p, as_given, include_end)
-  return Results("shift_labels_packed", tokens.array(), frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
+  return Results("shift_labels_packed", frame).add(&p.mask, tokens.shape()).run(rlk::tool_mask, p);
 }
 
 // Returns (loss, metrics, d_value or None).
@@ -392,7 +386,7 @@ RLK_FUNCTION(value_loss, (value, old_value, returns, mask, cu_seqlens, token_wei
   RLK_FILL(p, tokens.required, returns)
   RLK_FILL(p, tokens.optional, token_weight)
   p.denominator_value = tokens.number(denominator, "denominator", &p.denominator);
-  return Results("value_loss", tokens.array(), frame)
+  return Results("value_loss", frame)
       .add(&p.loss, {})
       .add(&p.metrics, {kValueMetrics})
       .add(&p.d_value, tokens.shape(), return_d_value)
