@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "call.h"
 #include "rlk/ops/attention.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 void require_columns(const Array& a) {
@@ -187,15 +187,6 @@ void check_head_dim(const Array& a) {
 void check_gradient_dtype(const char* name, DType dtype, DType rows) {
   if (dtype == rows || dtype == DType::kFloat32) return;
   type_error(name, "float32 or ", rows, " (that of dy), got ", dtype);
-}
-
-std::int64_t check_output(const Frame* frame, const Array& out, std::int64_t rows, std::int64_t columns,
-                          const char* what) {
-  require_shape(out->ndim == 2 && out->shape[0] == rows && out->shape[1] == columns, out, "shape [", rows, ", ",
-                columns, "] (", what, ")");
-  frame->require_writable(out);
-  require_columns(out);
-  return out->stride(0);
 }
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------

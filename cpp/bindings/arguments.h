@@ -105,9 +105,6 @@ void check_head_dim(const Array& a);                                   // the la
 void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
-// Checks a matrix that a call writes, and returns its row stride. `what` names its dimensions in errors.
-std::int64_t check_output(const Frame* frame, const Array& out, std::int64_t rows, std::int64_t columns,
-                          const char* what = "out_features, in_features");
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------
 

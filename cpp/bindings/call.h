@@ -14,7 +14,6 @@
 #include "../cpu/float_environment.h"
 #include "arguments.h"
 #include "rlk/ops/linear_logprob.h"
-#include "torch_state.h"
 
 namespace rlk::bindings {
 
@@ -60,7 +59,8 @@ class ReleasedGil {
 class Results {
  public:
   // The constructor refuses a device for which this build has no kernels of `op`.
-  Results(const char* op, const Frame* frame) : caller_((require_backend(op, *frame->first), make_caller(*frame))) {}
+  Results(const char* op, const Frame* frame)
+      : frame_(frame), caller_((require_backend(op, *frame->first), make_caller(*frame))) {}
 
   const Caller& caller() const { return caller_; }
 
@@ -94,6 +94,9 @@ class Results {
     arrays_[count_++] = nb::borrow(array);
     return *this;
   }
+  // Adds a matrix with contiguous columns: `given`, or a new one if that is null. `what` names its dimensions in errors.
+  Results& add_matrix(const Array* given, std::int64_t rows, std::int64_t columns, void** data, std::int64_t* stride,
+                      DType dtype, const char* what = "out_features, in_features", bool wanted = true);
 
   // Calls a kernel without the GIL.
   template <class Params>
@@ -121,6 +124,7 @@ class Results {
   nb::object result();
 
  private:
+  const Frame* frame_;
   Caller caller_;
   nb::object arrays_[10];
   int count_ = 0;
@@ -156,6 +160,30 @@ nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::optio
   p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
   return array;
 }
+
+// ---- state of torch, which decides whether an eager call may bypass its dispatcher --------------------------------------
+
+// Stores torch's own predicates and modules, and the maker of autocast_hint.
+//   tracing      three functions, for functorch transforms, dispatch modes and torch.jit.trace: whether any is active
+//   compiler     torch.compiler, whose _is_compiling_flag is set during an export
+//   forward_ad   torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry tangents
+//   plain        the types Tensor and Parameter
+//   wrapped      two functions, for functorch's wrapper of a tensor and for its batch of gradients: whether it is one
+void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
+               nb::tuple wrapped, nb::object autocast_hint);
+
+// The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
+// or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
+std::int64_t wanted_gradients(nb::tuple tensors);
+// Whether a backward may go straight to a kernel: its gradients may be of another kind than the forward's tensors.
+bool is_direct_gradient(nb::handle gradient);
+
+// Whether plain CUDA tensors, or None, may go straight to a kernel. Tensors may not if they are traced or transformed,
+// or if a gradient is wanted. Python has already checked the first tensor's device.
+bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
+
+// Hint for an error about different dtypes; empty if torch's autocast is off.
+std::string autocast_hint();
 
 // ---- functions of the module ----------------------------------------------------------------------------------------
 

@@ -437,15 +437,11 @@ RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb:
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
   Results results("linear_logprob", frame);
   results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
-  if (accumulates) {
-    const Array& total = frame->read(main_grad, "main_grad", kFloat32);
-    p.main_grad_stride = p.dweight_stride = check_output(frame, total, p.num_columns, a.head.in_features);
-    p.dweight = total->data;
-    p.main_grad = total.data<float>();
-    results.add(main_grad);
-  } else {
-    results.add(&p.dweight, {p.num_columns, a.head.in_features}, p.dweight_dtype, wants(kWeight));
-  }
+  const Array* const total = accumulates ? &frame->read(main_grad, "main_grad", kFloat32) : nullptr;
+  results.add_matrix(total, p.num_columns, a.head.in_features, &p.dweight, &p.dweight_stride, p.dweight_dtype,
+                     "out_features, in_features", wants(kWeight));
+  p.main_grad_stride = p.dweight_stride;
+  if (accumulates) p.main_grad = static_cast<const float*>(p.dweight);
   const std::int64_t rank = a.head.lora_rank;
   results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
       .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)

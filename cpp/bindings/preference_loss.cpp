@@ -26,7 +26,6 @@ class Side {
     read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
     read(3, count, kInt64, &side.count, &side.count_stride);
   }
-  const Array& array() const { return *policy_.array(); }
   PreferenceSide side;
 
  private:

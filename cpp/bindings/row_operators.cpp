@@ -74,20 +74,14 @@ RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, pa
   p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
   g.put(&p.dy, &p.dy_rows);
   p.dtype = g->dtype;
-  p.dweight_dtype = main_grad.is_none() ? read_dtype(dweight_dtype, p.dtype) : DType::kFloat32;
+  const Array* const total = frame->optional(main_grad, "main_grad", kFloat32);
+  p.accumulate = total != nullptr;
+  p.dweight_dtype = total ? DType::kFloat32 : read_dtype(dweight_dtype, p.dtype);
   check_gradient_dtype("dweight_dtype", p.dweight_dtype, p.dtype);
-  Results results("embedding", frame);
-  if (main_grad.is_none()) {
-    p.dweight_stride = p.columns;
-    results.add(&p.dweight, {p.num_rows, p.columns}, p.dweight_dtype);
-  } else {
-    const Array& given = frame->read(main_grad, "main_grad", kFloat32);
-    p.dweight_stride = check_output(frame, given, p.num_rows, p.columns, "num_rows, columns of dy");
-    p.dweight = given->data;
-    p.accumulate = true;
-    results.add(main_grad);
-  }
-  return results.run(rlk::embedding_backward, &p, embedding_backward_workspace_bytes, p.accumulate);
+  return Results("embedding", frame)
+      .add_matrix(total, p.num_rows, p.columns, &p.dweight, &p.dweight_stride, p.dweight_dtype,
+                  "num_rows, columns of dy")
+      .run(rlk::embedding_backward, &p, embedding_backward_workspace_bytes, p.accumulate);
 }
 
 // Reads eps, which may be subnormal.
@@ -311,28 +305,20 @@ RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool al
   p.out_features = g.columns;
   p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
-  Results results("linear", frame);
   const bool accumulates = !main_grad.is_none();
   const Array* const given =
       frame->optional(accumulates ? main_grad : out, accumulates ? "main_grad" : "out", "float32");
   p.dweight_dtype = accumulates ? DType::kFloat32 : read_dtype(out_dtype, given ? given->view().dtype : p.dtype);
-  if (given) {
-    if (given->view().dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
-    p.dweight_stride = p.main_grad_stride = check_output(frame, *given, p.out_features, p.in_features);
-    p.dweight = given->view().data;
-    if (accumulates) p.main_grad = given->data<float>();
-    results.add(given->object());
-  }
+  if (given && given->view().dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
   if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
     if (given) dtype_error(*given, "float32 or ", p.dtype, " (that of dy)");
     check_gradient_dtype("out_dtype", p.dweight_dtype, p.dtype);
   }
-  if (!given) {
-    p.dweight_stride = p.in_features;
-    results.add(&p.dweight, {p.out_features, p.in_features}, p.dweight_dtype);
-  }
-  return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes<LinearWeightGradParams>,
-                     p.main_grad != nullptr);
+  Results results("linear", frame);
+  results.add_matrix(given, p.out_features, p.in_features, &p.dweight, &p.dweight_stride, p.dweight_dtype);
+  p.main_grad_stride = p.dweight_stride;
+  if (accumulates) p.main_grad = static_cast<const float*>(p.dweight);
+  return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes<LinearWeightGradParams>, accumulates);
 }
 
 RLK_FUNCTION(linear_bias_grad, (dy), int out_dtype) {

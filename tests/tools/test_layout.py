@@ -61,7 +61,7 @@ OPERATOR_TABLE = "cpp/include/rlk/operators.inc"
 ELEMENTWISE_TABLE = "cpp/include/rlk/elementwise.inc"
 COMPOSED = (OPERATOR_TABLE, "RLK_COMPOSED({op}, ")
 ELEMENTWISE = (ELEMENTWISE_TABLE, "RLK_ELEMENTWISE({op}, ")
-BINDINGS = ("logprob", "row_operators", "sample", "token_operators")  # each serves several operators
+BINDINGS = ("attention", "logprob", "row_operators", "sample", "token_operators")  # each serves several operators
 TABLES = {
     "binding": [
         *((f"cpp/bindings/{name}.cpp", f"RLK_{kind}FUNCTION({{op}}, ") for name in BINDINGS for kind in ("", "EAGER_")),
