@@ -56,15 +56,8 @@ float read_share(nb::handle value, const char* name) {
   return read_number_in(value, name, 0.0f, 1.0f, "a number in [0, 1]");
 }
 
-// Returns (advantages or None, returns). An array or a number that the kind does not use is None or 1.
-RLK_FUNCTION(gae, (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
-             int kind, bool reset, bool rollout_neutral) {
-  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  auto p = tokens.params(mask, &GaeParams::rewards);
-  RLK_FILL(p, as_given, kind, reset, rollout_neutral)
-  RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
-  RLK_FILL(p, read_share, gamma, lam)
-  RLK_FILL(p, read_positive, rho_bar, c_bar)
+// Returns (advantages or None, returns).
+nb::object run_gae(Frame* frame, const TokenArguments& tokens, GaeParams p, nb::handle bootstrap) {
   const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, p.sequences.num_sequences, "num_sequences");
   boots.require_contiguous();
   p.bootstrap = boots.floats();
@@ -73,6 +66,36 @@ RLK_FUNCTION(gae, (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, 
       .add(&p.advantages.data, tokens.shape(), p.kind != GaeKind::kDiscountedReturns)
       .add(&p.returns.data, tokens.shape())
       .run(rlk::gae, p);
+}
+
+RLK_FUNCTION(gae, (rewards, values, mask, cu_seqlens, bootstrap, gamma, lam)) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  auto p = tokens.params(mask, &GaeParams::rewards);
+  RLK_FILL(p, tokens.optional, values)
+  RLK_FILL(p, read_share, gamma, lam)
+  return run_gae(frame, tokens, p, bootstrap);
+}
+
+RLK_FUNCTION(discounted_returns, (rewards, mask, cu_seqlens, gamma), bool reset) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  auto p = tokens.params(mask, &GaeParams::rewards);
+  p.kind = GaeKind::kDiscountedReturns;
+  RLK_FILL(p, as_given, reset)
+  RLK_FILL(p, read_share, gamma)
+  return run_gae(frame, tokens, p, nb::none());
+}
+
+RLK_FUNCTION(vtrace,
+             (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
+             bool rollout_neutral) {
+  TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
+  auto p = tokens.params(mask, &GaeParams::rewards);
+  p.kind = GaeKind::kVtrace;
+  RLK_FILL(p, as_given, rollout_neutral)
+  RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
+  RLK_FILL(p, read_share, gamma, lam)
+  RLK_FILL(p, read_positive, rho_bar, c_bar)
+  return run_gae(frame, tokens, p, bootstrap);
 }
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's

@@ -24,7 +24,11 @@ __all__ = [
     "vtrace_reference",
 ]
 
-_C = functions(gae="object*11, int, bool*2, object, int")
+functions(
+    discounted_returns="object*4, bool, object, int",
+    gae="object*8, int",
+    vtrace="object*11, bool, object, int",
+)
 
 
 class GaeResult(NamedTuple, Generic[ArrayT]):
@@ -39,9 +43,6 @@ _GAE = Operator(
     ("rewards", "values", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam",
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.gae(
-        *arrays[:2], None, None, *arrays[2:], *how, 1.0, 1.0, 0, False, False, *tail
-    ),
 )
 _DISCOUNTED_RETURNS = Operator(
     "discounted_returns",
@@ -49,16 +50,12 @@ _DISCOUNTED_RETURNS = Operator(
     "float gamma, bool reset",
     outputs=lambda arrays, how: (None, arrays[0].shape),
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.gae(
-        arrays[0], None, None, None, *arrays[1:], None, how[0], 1.0, 1.0, 1.0, 1, how[1], False, *tail
-    ),
 )
 _VTRACE = Operator(
     "vtrace",
     ("rewards", "values", "logprob", "rollout_logprob", "mask?", "cu_seqlens?", "bootstrap?"),
     "float gamma, float lam, float rho_bar, float c_bar, bool rollout_neutral",
     dtypes=("float32",) * 2,
-    native=lambda arrays, how, *tail: _C.gae(*arrays, *how[:4], 2, False, how[4], *tail),
 )
 
 
