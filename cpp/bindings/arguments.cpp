@@ -191,16 +191,6 @@ void check_gradient_dtype(const char* name, DType dtype, DType rows) {
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------
 
-static const Array& read_first(Frame* frame, nb::handle tokens, const char* name, TokenKind kind) {
-  if (kind == TokenKind::kMask) {
-    const Array& mask = frame->read_any(tokens, name);
-    require_flags(mask);
-    return mask;
-  }
-  const bool floats = kind == TokenKind::kFloats;
-  return frame->read(tokens, name, kind == TokenKind::kFloat32 ? kFloat32 : floats ? kFloats : kIndices);
-}
-
 void require_given(nb::handle object, const char* name) {
   if (object.is_none()) type_error(name, kNothing);
 }
@@ -221,7 +211,7 @@ TokenMask flags_of(const Array& mask) {
 
 TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose) {
   if (object.is_none()) return {};
-  const Array& a = frame->read_any(object, "mask");
+  const Array& a = frame->read(object, "mask", kAnyDtype);
   require_flags(a);
   check_shape(a, shape, whose);
   if (a->ndim > 0) require_columns(a);
@@ -257,8 +247,10 @@ GroupsArgument::GroupsArgument(Frame* frame, nb::handle group_offsets, std::int6
           " (the number of sequences) last, got shape [1]");
 }
 
-TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens, TokenKind kind)
-    : frame_(frame), first_(read_first(frame, tokens, name, kind)) {
+TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens,
+                               const Dtypes& dtypes)
+    : frame_(frame), first_(frame->read(tokens, name, dtypes)) {
+  if (dtypes.moves) require_flags(first_);
   const bool packed = !cu_seqlens.is_none();
   require_shape(first_->ndim == 1 || (!packed && first_->ndim == 2), first_, "shape ",
                 packed ? "[num_tokens] beside cu_seqlens" : "[num_sequences, num_tokens] or [num_tokens]");

@@ -134,9 +134,6 @@ struct GroupsArgument {
   std::int64_t num_groups = 0, size = 0;
 };
 
-// Dtypes of the first array, which gives the others their shape.
-enum class TokenKind { kFloat32, kFloats, kIntegers, kMask };
-
 // Sets a field of params to one value per token.
 inline void fill(PolicyTokens* tokens, const PolicyTokens& a) { *tokens = a; }
 inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
@@ -146,7 +143,7 @@ inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows =
 class TokenArguments {
  public:
   TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens,
-                 TokenKind kind = TokenKind::kFloat32);
+                 const Dtypes& dtypes = kFloat32);
 
   const Sequences& sequences() const { return sequences_; }
   std::span<const std::int64_t> shape() const { return first_.shape(); }
@@ -193,7 +190,7 @@ class TokenArguments {
   Sequences sequences_;
 };
 
-constexpr Dtypes kCounts{set_of({DType::kInt32, DType::kInt64, DType::kFloat32}), "int32, int64 or float32"};
+constexpr Dtypes kCounts{{DType::kInt32, DType::kInt64, DType::kFloat32}, "int32, int64 or float32"};
 
 // An array [count] of any stride, or None. A negative count allows any number of elements. In errors `of` says what is
 // counted, and `cure` what to do about an array of more dimensions.

@@ -33,6 +33,20 @@ std::unique_lock<std::mutex> lock_accumulation(Device device);
 // per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
+// Workspace whose size a caller bounds.
+constexpr std::int64_t kAlign = 256;
+inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
+
+// A caller's limit, or None.
+inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
+  if (bytes.is_none()) return std::nullopt;
+  return read_integer(bytes, "workspace_bytes", "a number of bytes");
+}
+
+inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
+  require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
+}
+
 // Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
 //
 // A daemon thread that returns while the interpreter ends gets no GIL. Before Python 3.14, PyEval_RestoreThread then
@@ -121,6 +135,24 @@ class Results {
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
   }
+  // Likewise, with the largest useful workspace: of at most `limit` bytes or, without one, of the usual size. It begins at
+  // a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether the CPU backend takes it, too.
+  template <class Params>
+  nb::object run_within(std::optional<std::int64_t> limit, bool on_cpu,
+                        WorkspaceRange (*range_of)(const Params&, Device),
+                        void (*kernel)(const Params&, Device, Stream), Params* p, bool accumulates = false) {
+    if (caller_.describes()) return result();
+    const WorkspaceRange range = range_of(*p, caller_.device);
+    if (limit) require_bytes(least_bytes(range), *limit, "this call");
+    const bool takes = range.most > 0 && (on_cpu || caller_.device.type != DeviceType::kCpu);
+    if (!takes) return run(kernel, *p, accumulates);
+    p->workspace_bytes = std::min(range.most, limit.value_or(usual_workspace(range)) - kAlign);
+    void* memory = nullptr;
+    const nb::object workspace = take_workspace(caller_, p->workspace_bytes + kAlign, &memory);
+    const auto first = reinterpret_cast<std::uintptr_t>(memory);
+    p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
+    return run(kernel, *p, accumulates);
+  }
   nb::object result();
 
  private:
@@ -129,37 +161,6 @@ class Results {
   nb::object arrays_[10];
   int count_ = 0;
 };
-
-// ---- workspace whose size a caller bounds ---------------------------------------------------------------------------
-
-constexpr std::int64_t kAlign = 256;
-inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
-
-// A caller's limit, or None.
-inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
-  if (bytes.is_none()) return std::nullopt;
-  return read_integer(bytes, "workspace_bytes", "a number of bytes");
-}
-
-inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of) {
-  require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
-}
-
-// Allocates the largest useful workspace, at most the caller's limit or, without one, the usual size. It begins at a
-// multiple of kAlign, wherever the allocator's memory begins.
-template <class Params>
-nb::object allocate_workspace(Params* p, const WorkspaceRange& range, std::optional<std::int64_t> limit,
-                              const Results& results) {
-  if (limit) require_bytes(least_bytes(range), *limit, "this call");
-  if (range.most == 0) return nb::none();
-  const std::int64_t bytes = limit.value_or(usual_workspace(range));
-  p->workspace_bytes = std::min(range.most, bytes - kAlign);
-  void* memory = nullptr;
-  nb::object array = take_workspace(results.caller(), p->workspace_bytes + kAlign, &memory);
-  const auto first = reinterpret_cast<std::uintptr_t>(memory);
-  p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
-  return array;
-}
 
 // ---- state of torch, which decides whether an eager call may bypass its dispatcher --------------------------------------
 

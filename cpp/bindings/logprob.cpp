@@ -71,8 +71,7 @@ struct LogprobCall : LogprobInput {
   std::span<const std::int64_t> rows_shape() const { return first.shape().first(first->ndim - 1); }
 
   // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
-  void check_rows(const Array& array, DType dtype, RowLayout* layout = nullptr) const {
-    if (array->dtype != dtype) dtype_error(array, name_of(dtype));
+  void check_rows(const Array& array, RowLayout* layout = nullptr) const {
     require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", first,
                   " without the last dimension)");
     if (layout == nullptr) return require(array->is_contiguous(), array, "a contiguous array", kCopyHint);
@@ -89,7 +88,7 @@ struct LogprobCall : LogprobInput {
     for (std::int64_t s : rows_shape()) num_rows *= s;
     frame->names_first = true;
     const Array& ids = frame->read(a.target, "target", kIndices);
-    check_rows(ids, ids->dtype, &target_rows);
+    check_rows(ids, &target_rows);
     target = ids->data;
     target_dtype = ids->dtype;
     const auto [given_temperature, scale, cap, ignored, valid, canonical, kept, offsets] = entries<8>(a.numbers);
@@ -104,10 +103,10 @@ struct LogprobCall : LogprobInput {
   }
   void read_temperature(Frame* frame, nb::handle given) {
     if (!is_array(given)) return void(temperature_value = read_temperature_value(given));
-    const Array& of_rows = frame->read(given, "temperature", "float32");
+    const Array& of_rows = frame->read(given, "temperature", kFloat32);
     require(of_rows->ndim > 0 || rows_shape().empty(), of_rows, "a number, or an array of shape ", rows_shape(),
             ", one for each row; got an array of shape []");
-    check_rows(of_rows, DType::kFloat32);
+    check_rows(of_rows);
     temperature = of_rows.data<float>();
   }
   void read_vocabulary(const LogprobArguments& a, nb::handle given_valid, nb::handle canonical_vocab) {
@@ -151,8 +150,8 @@ template <class Params>
 void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows, Params* p) {
   const auto [lse, entropy, dlogprob, dlse, dentropy] = entries<5>(rows);
   const auto read = [&](nb::handle given, const char* name, const float** data, RowLayout* layout) {
-    const Array* const array = frame->optional(given, name, "float32");
-    if (array) call.check_rows(*array, DType::kFloat32, layout);
+    const Array* const array = frame->optional(given, name, kFloat32);
+    if (array) call.check_rows(*array, layout);
     if (array) *data = array->data<float>();
   };
   frame->names_first = true;
@@ -176,9 +175,8 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
     const bool wanted = returns >> i & 1;
     const nb::object given = wanted && call != nullptr && !out.is_none() ? nb::object(out[i]) : nb::none();
     if (given.is_none()) return void(results->add(field, rows, wanted));
-    constexpr DType kDtype = std::is_same_v<T, float> ? DType::kFloat32 : DType::kInt32;
-    const Array& a = frame->read(given, kOutputs[i], name_of(kDtype));
-    call->check_rows(a, kDtype);
+    const Array& a = frame->read(given, kOutputs[i], std::is_same_v<T, float> ? kFloat32 : kInt32);
+    call->check_rows(a);
     frame->require_writable(a);
     *field = static_cast<T*>(a->data);
     results->add(given);
@@ -253,7 +251,8 @@ RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& log
 RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
-  LogprobBackwardParams p{call};
+  LogprobBackwardParams p;
+  static_cast<LogprobInput&>(p) = call;
   if (entry(rows, 0).is_none()) type_error("lse", "the lse that logprob returned, got None");
   read_backward_rows(frame, call, rows, &p);
   if (!entry(rows, 4).is_none() && entry(rows, 1).is_none()) {
@@ -353,19 +352,6 @@ struct HeadArguments {
   }
 };
 
-// Calls a kernel with a workspace of at most `limit` bytes, or of the usual size. The CPU backend allocates its own.
-template <class Params>
-nb::object run_within(std::optional<std::int64_t> limit, WorkspaceRange (*range_of)(const Params&, Device),
-                      Results* results, void (*kernel)(const Params&, Device, Stream), Params* p,
-                      bool accumulates = false) {
-  if (results->caller().describes()) return results->result();
-  const WorkspaceRange range = range_of(*p, results->caller().device);
-  if (limit) require_bytes(least_bytes(range), *limit, "this call");
-  const bool on_cpu = results->caller().device.type == DeviceType::kCpu;
-  const nb::object workspace = on_cpu ? nb::none() : allocate_workspace(p, range, limit, *results);
-  return results->run(kernel, *p, accumulates);
-}
-
 RLK_FUNCTION(linear_logprob, (), nb::tuple head, nb::tuple numbers, nb::tuple how, int returns) {
   const HeadArguments a(frame, head, numbers, how);
   Results results("linear_logprob", frame);
@@ -376,7 +362,7 @@ RLK_FUNCTION(linear_logprob, (), nb::tuple head, nb::tuple numbers, nb::tuple ho
             p.num_columns);
     results.add(&p.largest, a.call.rows_shape());
   }
-  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
+  return results.run_within(a.workspace_bytes, false, linear_logprob_workspace, rlk::linear_logprob, &p);
 }
 
 // Returns the statistics of a shard, [..., 5].
@@ -385,7 +371,7 @@ RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::
   Results results("linear_logprob", frame);
   auto p = a.params<LinearLogprobParams>();
   results.add(&p.stats, shape_with(a.hidden.leading(), kStatsFields));
-  return run_within(a.workspace_bytes, linear_logprob_workspace, &results, rlk::linear_logprob, &p);
+  return results.run_within(a.workspace_bytes, false, linear_logprob_workspace, rlk::linear_logprob, &p);
 }
 
 // Params for the gradients of the operands whose bits `needs` has, before their memory is allocated. The gradient of a
@@ -446,8 +432,8 @@ RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb:
   results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
       .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
       .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
-  return run_within(a.workspace_bytes, linear_logprob_backward_workspace, &results, rlk::linear_logprob_backward, &p,
-                    true);
+  return results.run_within(a.workspace_bytes, false, linear_logprob_backward_workspace, rlk::linear_logprob_backward,
+                            &p, true);
 }
 
 }  // namespace

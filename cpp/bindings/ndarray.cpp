@@ -257,7 +257,7 @@ static bool is_negated(nb::handle array, PyObject* is_neg) {
 }
 bool is_negated(nb::handle array) { return is_negated(array, exchange_of(array).is_neg); }
 
-Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype) : object_(object), name_(name) {
+Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object_(object), name_(name) {
   DLTensor t{};
   if (PyCapsule_CheckExact(object.ptr())) {
     PyObject* capsule = object.ptr();
@@ -295,10 +295,10 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
   }
   try {
     const Format* format = format_of(t.dtype);
-    const bool moves = any_dtype && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
+    const bool moves = dtypes.moves && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
                        std::has_single_bit(t.dtype.bits);
     if (!format && !moves) {
-      cured_type_error(object, name, words("expected dtype ", dtypes, ", got ", dtype_text(t.dtype)));
+      cured_type_error(object, name, words("expected dtype ", dtypes.names, ", got ", dtype_text(t.dtype)));
     }
     if (format) view_.dtype = format->dtype;
     code_ = t.dtype.code;
@@ -328,14 +328,11 @@ Array::Array(nb::handle object, const char* name, const char* dtypes, bool any_d
     const auto alignment = static_cast<unsigned>(std::min(element_bytes(), 8));
     require(elements == 0 || reinterpret_cast<std::uintptr_t>(view_.data) % alignment == 0, name,
             "an address that is a multiple of its ", alignment, "-byte elements");
+    if (!dtypes.has(view_.dtype)) dtype_error(*this, dtypes.names);
   } catch (...) {
     if (release_) release_(owner_);
     throw;
   }
-}
-
-Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : Array(object, name, dtypes.names) {
-  if (!dtypes.has(view_.dtype)) dtype_error(*this, dtypes.names);
 }
 
 bool Array::is_float() const { return code_ == kDLFloat || code_ == kDLBfloat; }
@@ -344,12 +341,6 @@ std::string Array::dtype_name() const {
   const DLDataType t = {code_, bits_, 1};
   const Format* format = format_of(t);
   return format ? format->name : dtype_text(t);
-}
-
-Array::Array(Array&& other) noexcept : Array(std::as_const(other)) {
-  other.release_ = nullptr;
-  view_.shape = inline_shape_;
-  if (view_.strides) view_.strides = inline_strides_;
 }
 
 Array::~Array() {
@@ -393,7 +384,8 @@ void require_backend(const char* op, const Array& a) {
   }
 }
 
-const Array& Frame::on_device(const Array& array) {
+const Array& Frame::read(nb::handle object, const char* name, const Dtypes& dtypes) {
+  const Array& array = kept.emplace_front(object, name, dtypes);
   if (!first) first = &array;
   if (array->device == device()) return array;
   argument_error(array, "expected device ", device(), names_first ? words(" (that of ", *first, ")") : "", ", got ",
@@ -456,7 +448,7 @@ Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t co
     nb::list sizes;
     for (std::int64_t s : shape) sizes.append(s);
     nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name.c_str()));
-    const Array array = Array::of_any_dtype(made[1], "out");
+    const Array array(made[1], "out", kAnyDtype);
     require(array.view().device == device, "out", "memory on ", device, ", the allocator gave some on ",
             array.view().device);
     return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory

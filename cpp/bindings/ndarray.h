@@ -36,36 +36,33 @@ bool is_negated(nb::handle array);
 
 // Dtypes that an argument may have, with their names for errors.
 struct Dtypes {
-  unsigned set;
-  const char* names;
+  constexpr Dtypes(std::initializer_list<DType> dtypes, const char* text) : names(text) {
+    for (const DType t : dtypes) set |= 1u << static_cast<int>(t);
+  }
+  // Every dtype that an operator knows, for an argument that is compared with another. With `any`, also others whose
+  // elements are 1, 2, 4, 8 or 16 bytes: their operators move bytes or only test for zero.
+  constexpr Dtypes(const char* text, bool any = false) : set(~0u), names(text), moves(any) {}
   bool has(DType t) const { return set >> static_cast<int>(t) & 1; }
-};
-constexpr unsigned set_of(std::initializer_list<DType> dtypes) {
-  unsigned set = 0;
-  for (const DType t : dtypes) set |= 1u << static_cast<int>(t);
-  return set;
-}
-constexpr Dtypes kFloats{set_of({DType::kFloat32, DType::kBFloat16, DType::kFloat16}), "float32, bfloat16 or float16"};
-constexpr Dtypes kFloat32{set_of({DType::kFloat32}), "float32"};
-constexpr Dtypes kIndices{set_of({DType::kInt32, DType::kInt64}), "int32 or int64"};
-constexpr Dtypes kInt32{set_of({DType::kInt32}), "int32"};
-constexpr Dtypes kInt64{set_of({DType::kInt64}), "int64"};
-constexpr Dtypes kBool{set_of({DType::kBool}), "bool"};
 
-// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`.
-// For a dtype that no operator knows, the message names `dtypes` as expected.
+  unsigned set = 0;
+  const char* names;
+  bool moves = false;
+};
+constexpr Dtypes kFloats{{DType::kFloat32, DType::kBFloat16, DType::kFloat16}, "float32, bfloat16 or float16"};
+constexpr Dtypes kFloat32{{DType::kFloat32}, "float32"};
+constexpr Dtypes kIndices{{DType::kInt32, DType::kInt64}, "int32 or int64"};
+constexpr Dtypes kInt32{{DType::kInt32}, "int32"};
+constexpr Dtypes kInt64{{DType::kInt64}, "int64"};
+constexpr Dtypes kBool{{DType::kBool}, "bool"};
+constexpr Dtypes kAnyDtype{"of 1, 2, 4, 8 or 16 bytes an element", true};
+
+// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`, also
+// for a dtype that is not one of these. With kAnyDtype, the view's dtype may have no meaning.
 class Array {
  public:
-  Array(nb::handle object, const char* name, const char* dtypes) : Array(object, name, dtypes, false) {}
-  // Takes one of these dtypes; any other dtype is a TypeError.
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
-  // Takes any dtype whose elements are 1, 2, 4, 8 or 16 bytes, for operators that move bytes or only test for zero. The
-  // view's dtype then has no meaning.
-  static Array of_any_dtype(nb::handle object, const char* name) {
-    return {object, name, "of 1, 2, 4, 8 or 16 bytes an element", true};
-  }
   ~Array();
-  Array(Array&& other) noexcept;
+  Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
 
   const TensorView& view() const { return view_; }
@@ -89,8 +86,6 @@ class Array {
   std::string dtype_name() const;
 
  private:
-  Array(nb::handle object, const char* name, const char* dtypes, bool any_dtype);
-  Array(const Array&) = default;  // moving an Array copies it
   friend struct Caller;
   TensorView view_;
   nb::handle object_;  // what Python passed; it outlives the call
@@ -114,20 +109,12 @@ struct Frame {
   bool names_first = false;  // whether an error about a device says whose device is expected
 
   Device device() const { return first->view().device; }
-  // Reads an array, which lives as long as the frame. `dtypes` as for Array.
-  template <class Expected>
-  const Array& read(nb::handle object, const char* name, const Expected& dtypes) {
-    return on_device(kept.emplace_front(object, name, dtypes));
-  }
-  const Array& read_any(nb::handle object, const char* name) {
-    return on_device(kept.emplace_front(Array::of_any_dtype(object, name)));
-  }
+  // Reads an array, which lives as long as the frame.
+  const Array& read(nb::handle object, const char* name, const Dtypes& dtypes);
   // Reads an array, or returns null for None.
-  template <class Expected>
-  const Array* optional(nb::handle object, const char* name, const Expected& dtypes) {
+  const Array* optional(nb::handle object, const char* name, const Dtypes& dtypes) {
     return object.is_none() ? nullptr : &read(object, name, dtypes);
   }
-  const Array& on_device(const Array& array);
   // Requires an output that the call may write: no two of its elements share memory, nor do they with another array of
   // the call, except with `in_place`.
   void require_writable(const Array& out, const Array* in_place = nullptr) const;

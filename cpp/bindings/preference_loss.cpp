@@ -6,35 +6,30 @@
 namespace rlk::bindings {
 namespace {
 
-// The arrays of one side. Optional arrays have the length of the side's policy. For pairs the policies of both sides
-// have equal lengths.
-class Side {
- public:
-  using Names = const char* const[5];
-  Side(Frame* frame, const Names& names, nb::handle policy, nb::handle reference, nb::handle count, nb::handle aligned,
-       const PreferenceSide* other)
-      : policy_(frame, policy, names[0], kFloat32, other ? other->num : -1,
-                other ? "that of policy_chosen" : "num_pairs",
-                other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum") {
-    const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data,
-                                   std::int64_t* stride) {
-      VectorArgument(frame, object, names[i], dtypes, side.num, names[4]).put(data, stride);
-    };
-    policy_.put(&side.policy, &side.policy_stride);
-    side.num = policy_.size();
-    read(1, reference, kFloat32, &side.reference, &side.reference_stride);
-    read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
-    read(3, count, kInt64, &side.count, &side.count_stride);
-  }
-  PreferenceSide side;
+// Names of policy, reference, aligned and count of a side, then that of their length.
+using Names = const char* const[5];
+constexpr Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count", "that of policy_chosen"};
+constexpr Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",
+                             "that of policy_rejected"};
 
- private:
-  const VectorArgument policy_;
-};
-constexpr Side::Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count",
-                                 "that of policy_chosen"};
-constexpr Side::Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",
-                                   "that of policy_rejected"};
+// Reads the arrays of one side. Optional arrays have the length of the side's policy. For pairs the policy has the length
+// of the `other` side's.
+PreferenceSide read_side(Frame* frame, const Names& names, nb::handle policy, nb::handle reference, nb::handle count,
+                         nb::handle aligned, const PreferenceSide* other) {
+  const VectorArgument first(frame, policy, names[0], kFloat32, other ? other->num : -1,
+                             other ? "that of policy_chosen" : "num_pairs",
+                             other ? "" : "; sums over tokens are those of rk.sequence_logprob(logprob, mask).sum");
+  PreferenceSide side;
+  first.put(&side.policy, &side.policy_stride);
+  side.num = first.size();
+  const auto read = [&]<class T>(int i, nb::handle object, const Dtypes& dtypes, const T** data, std::int64_t* stride) {
+    VectorArgument(frame, object, names[i], dtypes, side.num, names[4]).put(data, stride);
+  };
+  read(1, reference, kFloat32, &side.reference, &side.reference_stride);
+  read(2, aligned, kFloat32, &side.aligned, &side.aligned_stride);
+  read(3, count, kInt64, &side.count, &side.count_stride);
+  return side;
+}
 
 float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::cast<double>(numbers[i])); }
 
@@ -46,18 +41,16 @@ RLK_FUNCTION(preference_loss,
              int kind, int sort, int score, int average, nb::list numbers) {
   require_given(policy_chosen, "policy_chosen");
   require_given(policy_rejected, "policy_rejected");
-  const Side chosen(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr);
   PreferenceLossParams p;
+  p.chosen = read_side(frame, kChosen, policy_chosen, ref_chosen, chosen_count, chosen_aligned, nullptr);
   RLK_FILL(p, as_given, kind, sort, score, average)
   float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,        &p.tau,
                            &p.alpha,    &p.nll_weight,      &p.half,          &p.log_keep,
                            &p.log_flip, &p.unflipped,       &p.chosen_weight, &p.rejected_weight};
   for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = number(numbers, i);
   const bool pairs = p.kind != Preference::kKto;
-  p.chosen = chosen.side;
-  const Side rejected(frame, kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
-                      pairs ? &p.chosen : nullptr);
-  p.rejected = rejected.side;
+  p.rejected = read_side(frame, kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
+                         pairs ? &p.chosen : nullptr);
   const VectorArgument of_kl(frame, kl, "kl", kFloat32, 1, "that of one number");
   p.kl = of_kl.floats();
   const std::int64_t w = p.chosen.num, l = p.rejected.num;

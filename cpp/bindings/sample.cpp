@@ -174,7 +174,7 @@ RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid
              std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
   SampleParams& p = both.draw;
-  const Array& x = read_logits(frame, logits, &p);
+  read_logits(frame, logits, &p);
   read_valid_vocab(valid_vocab, &p);
   const std::int64_t most = std::min(kTopLogprobs, p.valid_vocab);
   require(n_logprobs >= 0 && n_logprobs <= most, "n_logprobs", "an integer in [0, ", most, "], got ", n_logprobs);
@@ -303,14 +303,12 @@ RLK_FUNCTION(linear_sample, (hidden, weight, bias), nb::tuple rows, nb::handle v
   read_valid_vocab(valid_vocab, &p.draw);
   read_drawn_rows(frame, rows, exp, &p.draw);
   const std::int64_t bytes = read_integer(workspace_bytes, "workspace_bytes", "a number of bytes");
-  Results results("linear_sample", frame);
-  results.add(&p.draw.ids, {x.num_rows})
+  return Results("linear_sample", frame)
+      .add(&p.draw.ids, {x.num_rows})
       .add(&p.draw.logprob, {x.num_rows}, wants & kWantsLogprob)
       .add(&p.draw.raw_logprob, {x.num_rows}, wants & kWantsRaw)
-      .add(&p.draw.status, {x.num_rows});
-  if (results.caller().describes()) return results.result();
-  const nb::object workspace = allocate_workspace(&p, linear_sample_workspace(p, frame->device()), bytes, results);
-  return results.run(rlk::linear_sample, p);
+      .add(&p.draw.status, {x.num_rows})
+      .run_within(bytes, true, linear_sample_workspace, rlk::linear_sample, &p);
 }
 
 }  // namespace

@@ -278,7 +278,7 @@ void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offs
 // device.
 RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets, span_rewards, logprob, ref_logprob,
                                cost, cu_seqlens, lagrange, spec)) {
-  TokenArguments tokens(frame, mask, "mask", cu_seqlens, TokenKind::kMask);
+  TokenArguments tokens(frame, mask, "mask", cu_seqlens, kAnyDtype);
   const Sequences& q = tokens.sequences();
   const VectorArgument of_sequences(frame, rewards, "rewards", kFloat32, q.num_sequences, "one a sequence");
   const VectorArgument costs(frame, cost, "cost", kFloat32, q.num_sequences, "one a sequence");
@@ -303,7 +303,7 @@ RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets
 
 // Returns (sum, count, status or None).
 RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return_status) {
-  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, TokenKind::kFloats);
+  TokenArguments tokens(frame, logprob, "logprob", cu_seqlens, kFloats);
   SequenceLogprobParams p;
   tokens.put(&p.logprob, &p.logprob_stride, &p);
   RLK_FILL(p, tokens.mask, mask)
@@ -391,7 +391,7 @@ Marker read_marker(nb::list ids, const char*) {
 }
 
 RLK_FUNCTION(tool_mask, (ids, cu_seqlens), nb::list begin, nb::list end, bool include_end) {
-  const TokenArguments tokens(frame, ids, "ids", cu_seqlens, TokenKind::kIntegers);
+  const TokenArguments tokens(frame, ids, "ids", cu_seqlens, kIndices);
   ToolMaskParams p;
   tokens.put(&p.ids, &p.ids_stride, &p);
   RLK_FILL(p, read_marker, begin, end)
@@ -430,7 +430,7 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
 RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t capacity) {
   const bool by_lengths = mask.is_none();
   const char* name = by_lengths ? "lengths" : "mask";
-  const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read_any(mask, name);
+  const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read(mask, name, kAnyDtype);
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
   if (by_lengths) {
@@ -455,7 +455,7 @@ RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t
 
 // Returns (shape, name of the dtype) of any exporter, even one without these attributes.
 RLK_PLAIN_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
-  const Array a = Array::of_any_dtype(array, name);
+  const Array a(array, name, kAnyDtype);
   nb::list shape;
   for (const std::int64_t size : a.shape()) shape.append(size);
   return nb::make_tuple(nb::tuple(shape), nb::str(a.dtype_name().c_str()));
@@ -482,7 +482,7 @@ RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positi
   for (std::size_t i = 0; i < count; ++i)
     names.push_back(count == 1 ? "tensors" : "tensors[" + std::to_string(i) + "]");
   std::vector<const Array*> in;
-  for (std::size_t i = 0; i < count; ++i) in.push_back(&frame->read_any(arrays[i], names[i].c_str()));
+  for (std::size_t i = 0; i < count; ++i) in.push_back(&frame->read(arrays[i], names[i].c_str(), kAnyDtype));
   const Array& first = *in[0];
   check_counts(num_tokens, capacity, unpacks);
   require_given(cu_seqlens, "cu_seqlens");
