@@ -221,9 +221,13 @@ class Copy:
                 self.refresh(path)
 
     def copy(self, folder: Path) -> None:
+        """Files that have left the tree leave the copy, since a build takes all files of a folder."""
         for path in folder.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
                 self.refresh(path)
+        for path in (self.root / folder.relative_to(ROOT)).rglob("*.*"):
+            if path.is_file() and not path.match("_C*.so") and not (ROOT / path.relative_to(self.root)).exists():
+                path.unlink()
 
     def refresh(self, path: Path) -> None:
         """Unchanged files keep their time stamps, so that a build is incremental."""

@@ -417,6 +417,18 @@ def test_a_copy_has_the_switches_of_its_files_and_what_reads_the_environment(too
     assert switches.content(tool.ROOT / "README.md") == (tool.ROOT / "README.md").read_bytes()
 
 
+def test_a_file_that_leaves_the_tree_leaves_its_copy(tool: Any, copy: Any) -> None:
+    """Otherwise a build of the copy would still compile it."""
+    left, made = copy.root / "cmake" / "left.cpp", copy.root / "cmake" / "_C.abi3.so"
+    for path in (left, made):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    copy.copy(tool.ROOT / "cmake")
+    assert not left.exists()
+    assert made.exists()  # by a build
+    assert (copy.root / "cmake" / "Python.cmake").exists()
+
+
 def test_a_file_that_does_not_compile_loses_its_switches(tool: Any, switches: Any) -> None:
     bad, *good = switches.numbers
     refreshed: list[Path] = []
