@@ -128,7 +128,8 @@ stage_engines() {
     echo "SKIPPED: megatron-core cannot be fetched here, so it was no trainer"
   fi
   PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 900 python -m pytest -q --durations=5 \
-    tests/frameworks/test_megatron.py tests/frameworks/test_vllm.py tests/frameworks/test_vllm_second_sampler.py || status=1
+    tests/frameworks/test_megatron.py tests/frameworks/test_vllm.py tests/frameworks/test_vllm_second_sampler.py \
+    tests/frameworks/test_vllm_shared.py tests/frameworks/test_vllm_off.py || status=1
   # TRL imports what it finds, so megatron-core stays out of its way.
   PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 600 python -m pytest -q \
     tests/frameworks/test_example_grpo_vllm.py || status=1

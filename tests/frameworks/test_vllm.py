@@ -22,6 +22,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import vllm_model  # noqa: E402
 from rl_kernel_native import contract  # noqa: E402
 from rl_kernel_native.consistency import align, align_layers, align_rollout, align_trainer  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput  # noqa: E402
@@ -336,17 +337,7 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3 with random weights: grouped heads, norms of queries and keys, a head tied to the table."""
-    transformers = pytest.importorskip("transformers")
-    folder = tmp_path_factory.mktemp("model")
-    shape = transformers.Qwen3Config(
-        vocab_size=512, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
-        initializer_range=0.1,  # spreads the log-probabilities
-    )  # fmt: skip
-    torch.manual_seed(0)
-    transformers.Qwen3ForCausalLM(shape).to(torch.bfloat16).save_pretrained(folder)
-    return folder
+    return vllm_model.save(tmp_path_factory.mktemp("model"))
 
 
 OFF = """

@@ -1,12 +1,15 @@
 """vLLM's attention backend CUSTOM: rk.kv_cache_append writes the pages, rk.attention reads them.
 
 A batch of prefills, chunks and decodes is one call: packed queries, pages by a block table, lengths on the device. The
-host does not synchronise, so CUDA graphs capture whole steps.
+host does not synchronise, so CUDA graphs capture whole steps. Decodes outside of such a graph read the pages of a
+shared prompt once for a group of sequences (shared.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +24,8 @@ from vllm.v1.attention.backend import (
 )
 
 import rl_kernel_native as rk
+
+from . import shared
 
 
 class RlkAttentionBackend(AttentionBackend):
@@ -75,6 +80,15 @@ class RlkAttentionMetadata:
     seq_lens: Tensor  # [num_requests] int32
     block_table: Tensor  # [num_requests, pages] int32
     slot_mapping: Tensor  # [num_actual_tokens or more] int64
+    find: Callable[[int], shared.Prefix | None]  # for the size of a page
+    found: list[shared.Prefix | None] = field(default_factory=list)  # what it returned, for all layers of the step
+
+    def prefix(self, page_size: int) -> shared.Prefix | None:
+        """The groups of the step's sequences, and their own pages. Only an attention that is not part of a CUDA graph
+        asks for them."""
+        if not self.found:
+            self.found.append(self.find(page_size))
+        return self.found[0]
 
 
 class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
@@ -82,6 +96,22 @@ class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        model, parallel = vllm_config.model_config, vllm_config.parallel_config
+        heads = model.get_num_attention_heads(parallel) // model.get_num_kv_heads(parallel)
+        hopper = device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+        self.least_sequences = (shared.LEAST_ROWS if hopper else shared.LEAST_ROWS_ELSEWHERE) / heads
+        self.has_window = getattr(kv_cache_spec, "sliding_window", None) is not None
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """Without groups: a graph keeps the number of groups of its capture."""
+        return replace(super().build_for_cudagraph_capture(common_attn_metadata), find=lambda page_size: None)
+
+    def _find(self, m: Any, page_size: int) -> shared.Prefix | None:
+        pages, lengths = shared.pages_of(m.block_table_tensor), m.seq_lens_cpu_upper_bound
+        if pages is None or lengths is None or m.max_query_len != 1 or self.has_window:
+            return None
+        groups = shared.find(pages, lengths.numpy(), page_size, self.least_sequences)
+        return None if groups is None else shared.prefix_of(groups, m.block_table_tensor)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:
         m = common_attn_metadata
@@ -93,6 +123,7 @@ class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
             seq_lens=m.seq_lens,
             block_table=m.block_table_tensor,
             slot_mapping=m.slot_mapping,
+            find=functools.partial(self._find, m),
         )
 
 
@@ -153,8 +184,9 @@ class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
             return output.fill_(0)
         m = attn_metadata
         n = m.num_actual_tokens
+        block_table, prefix = m.prefix(kv_cache.shape[2]) or (m.block_table, None)
         output[:n] = rk.attention(
-            query[:n], *self._pages(kv_cache), cu_seqlens_q=m.query_start_loc, block_table=m.block_table,
-            seqused_k=m.seq_lens, softmax_scale=self.scale, window_size=self.window_size,
+            query[:n], *self._pages(kv_cache), cu_seqlens_q=m.query_start_loc, block_table=block_table,
+            seqused_k=m.seq_lens, softmax_scale=self.scale, window_size=self.window_size, shared_prefix=prefix,
         )  # fmt: skip
         return output

@@ -25,7 +25,7 @@ def install(enabled: Any) -> None:
     from vllm.model_executor.custom_op import CustomOp, op_registry_oot
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-    from . import attention, layers, logprobs, requests, rotary, sampler, second_sampler, weights
+    from . import attention, layers, logprobs, requests, rotary, sampler, second_sampler, shared, weights
 
     classes = {
         "RMSNorm": layers.RlkRMSNorm,
@@ -40,6 +40,9 @@ def install(enabled: Any) -> None:
         CustomOp.register_oot(replacement, name=name)
     _replace("vllm.model_executor.layers.rotary_embedding:Phi3LongRoPEScaledRotaryEmbedding", rotary.RlkLongRope)
     register_backend(AttentionBackendEnum.CUSTOM, f"{attention.__name__}.{attention.RlkAttentionBackend.__qualname__}")
+    _wrap("vllm.v1.worker.block_table:BlockTable.get_device_tensor", shared.given)
+    _wrap("vllm.v1.worker.gpu.block_table:BlockTables.append_block_ids", shared.appended)
+    _wrap("vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn", shared.prepared)
     _replace("vllm.model_executor.layers.linear:UnquantizedLinearMethod", layers.RlkLinearMethod)
     _replace(
         "vllm.model_executor.layers.vocab_parallel_embedding:UnquantizedEmbeddingMethod", layers.RlkEmbeddingMethod

@@ -108,7 +108,13 @@ HOOKS = (
         "vllm.v1.engine.output_processor:RequestState._new_completion_output",
         "self token_ids finish_reason stop_reason",
     ),
+    Hook("vllm.v1.worker.block_table:BlockTable.get_device_tensor", "self num_reqs"),
     # Names of the second model runner.
+    Hook(
+        "vllm.v1.worker.gpu.block_table:BlockTables.append_block_ids",
+        "self req_index new_block_ids overwrite",
+    ),
+    Hook("vllm.v1.worker.gpu.model_runner:GPUModelRunner.prepare_attn", "self input_batch"),
     Hook("vllm.v1.worker.gpu.sample.logprob:compute_token_logprobs", "logits token_ids"),
     Hook(
         "vllm.v1.worker.gpu.sample.sampler:compute_topk_scores",
