@@ -267,10 +267,16 @@ class WgmmaRows {
   __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
     if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
     if constexpr (kIsLean) find_keys(work);
+    const int first_key = block + thread_ % 4 * 2, last[2] = {sees_last_[0] - first_key, sees_last_[1] - first_key};
 #pragma unroll
     for (int i = 0; i < Tile::kScores; ++i) {
-      const int key = block + i / 4 * 8 + thread_ % 4 * 2 + i % 2, r = i / 2 % 2;
-      if (key < sees_first_[r] || key >= sees_last_[r]) s_[i] = -infinity();
+      if (i / 4 * 8 + i % 2 >= last[i / 2 % 2]) s_[i] = -infinity();
+    }
+    if (p_.window_size == 0) return;
+    const int first[2] = {sees_first_[0] - first_key, sees_first_[1] - first_key};
+#pragma unroll
+    for (int i = 0; i < Tile::kScores; ++i) {
+      if (i / 4 * 8 + i % 2 < first[i / 2 % 2]) s_[i] = -infinity();
     }
   }
 
@@ -482,8 +488,8 @@ class WgmmaRows {
       if (merge.only_split && sink.m > -infinity()) used[r] = 0u;
     }
   }
-  static __device__ __forceinline__ std::uint32_t packed(float a, float b, float factor, float inverse) {
-    return T::pack(attention_output(mul_rn(a, factor), inverse), attention_output(mul_rn(b, factor), inverse));
+  static __device__ __forceinline__ std::uint32_t packed(float a, float b, float inverse) {
+    return T::pack(attention_output(a, inverse), attention_output(b, inverse));
   }
   // Stores lse, beside the last products. The four lanes of a quad share two rows, so each computes one of them.
   __device__ __forceinline__ void end_rows(const WgmmaWork& work, RowEnds* ends) {
@@ -533,11 +539,24 @@ class WgmmaRows {
 #pragma unroll
       for (int tile = first; tile < first + kAtOnce; tile += 4) {
         std::uint32_t pairs[2][4];
+        float4 x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const float4 x = merged(tile + k, is_outer ? before[tile - first + k] : total(tile + k));
-          pairs[0][k] = ends.used[0] & packed(x.x, x.y, ends.factor[0], ends.inverse[0]);
-          pairs[1][k] = ends.used[1] & packed(x.z, x.w, ends.factor[1], ends.inverse[1]);
+          x[k] = merged(tile + k, is_outer ? before[tile - first + k] : total(tile + k));
+        }
+        if (p_.sinks != nullptr) {
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            x[k].x = mul_rn(x[k].x, ends.factor[0]);
+            x[k].y = mul_rn(x[k].y, ends.factor[0]);
+            x[k].z = mul_rn(x[k].z, ends.factor[1]);
+            x[k].w = mul_rn(x[k].w, ends.factor[1]);
+          }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          pairs[0][k] = ends.used[0] & packed(x[k].x, x[k].y, ends.inverse[0]);
+          pairs[1][k] = ends.used[1] & packed(x[k].z, x[k].w, ends.inverse[1]);
         }
         const bool is_stored = Tile::kColumns <= 128 || (tile + thread_ % 4) * 8 < value_dim();
 #pragma unroll

@@ -13,8 +13,12 @@ namespace {
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kTogether = 256;  // a part's rows are a multiple of this: whole tiles, and D stays aligned
 constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
-// Up to this number of rows of D, ordinary loads of B lose less time than a copy of B takes.
-constexpr std::int64_t kMostLoaded = 256;
+// Up to this number of rows of D, ordinary loads of B lose less time than a copy of B takes. At odd elements, reading
+// takes more time.
+std::int64_t most_loaded(const GemmOperand& b) {
+  const bool even = reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0 && b.rows.inner_stride % 2 == 0;
+  return even ? 512 : 256;
+}
 
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
   return x.contraction_contiguous ? extent * round_up_8(contraction) * 2 : contraction * round_up_8(extent) * 2;
@@ -77,10 +81,10 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
 }
 
 GemmCopies gemm_copies(const GemmParams& p) {
-  if (p.m <= kMostLoaded && gemm_sm90_loads_rows(p) && !gemm_sm90_reads(p.b, p.n, p.contraction)) {
+  if (p.m <= most_loaded(p.b) && gemm_sm90_loads_rows(p) && !gemm_sm90_reads(p.b, p.n, p.contraction)) {
     GemmCopies copies;
     copies.loads_rows = true;
-    if (!gemm_sm90_reads(p.a, p.m, p.contraction))
+    if (!gemm_sm90_reads(p.a, p.m, p.contraction) && !gemm_sm90_streams_x(p))
       copies.rows_a = p.m, copies.bytes = bytes_of(p.a, p.m, p.contraction);
     return copies;
   }

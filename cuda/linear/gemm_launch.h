@@ -7,6 +7,13 @@
 
 namespace rlk::cuda {
 
+// Rows of 16-bit elements in memory that begin anywhere.
+struct RowStreams {
+  std::uint64_t data;
+  std::int64_t stride;  // bytes
+  int bytes, rows;      // bytes of a row
+};
+
 struct GemmLaunch {
   void* d;                        // [rows, columns]
   const void* bias;               // [columns], or null
@@ -26,11 +33,8 @@ struct GemmLaunch {
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
-  // Tile::kLoadsRows: A, whose rows begin at any element; its row stride and columns.
-  const void* rows_of_a;
-  std::int64_t rows_of_a_stride;
-  int contraction;
-  bool follows_copy;  // the kernel before it copies B
+  RowStreams rows_of_a;               // Tile::kLoadsRows: A
+  bool follows_copy;                  // the kernel before it copies B
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two

@@ -20,11 +20,20 @@ constexpr int kBoxK = 64;           // contraction indices per box of the tiled 
 constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
-constexpr std::int64_t kMostTransposedRows = 1024;  // more rows than this fill the tiles of any height
+constexpr std::int64_t kMostStreamedRows = 32;                 // rows of x that a kernel reads by ordinary loads
+constexpr std::int64_t kMostStreamed = std::int64_t{1} << 29;  // elements of a row; its bytes fit into 31 bits
+constexpr std::int64_t kMostTransposedRows = 1024;             // more rows fill the tiles of any height
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 bool is_one_stride(const RowLayout& rows, std::int64_t extent) { return rows.inner >= extent; }
+
+// The largest power of two, at most 8, of which the addresses of all rows are multiples.
+int row_unit(const GemmOperand& x, std::int64_t extent) {
+  const auto stride = static_cast<std::uint64_t>(extent > 1 ? x.rows.inner_stride * 2 : 0);
+  const std::uint64_t all = reinterpret_cast<std::uintptr_t>(x.data) | stride | 8;
+  return static_cast<int>(all & (~all + 1));
+}
 
 // Whether a kernel adds the sums of a token block to memory, as kernels of a weight gradient do.
 bool adds_to_memory(const GemmParams& p) {
@@ -32,11 +41,16 @@ bool adds_to_memory(const GemmParams& p) {
          (p.d_dtype == DType::kFloat32 || p.contraction <= p.block);
 }
 
+// The rows of x that a kernel for few rows multiplies.
+int few_rows(std::int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
+
 // Weight rows of a slice in the kernel for few rows, chosen so that all blocks are equally busy. If all slices run at
 // once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices do.
-int slice_rows(const GemmParams& p, int multiprocessors) {
+// streamed: ordinary loads read the weights.
+int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);
+  if (streamed) return std::min(balanced, kWidestSlice);
   const bool many = turns > 2, short_ones = balanced < 48;
   if (p.m <= 8 && (many || short_ones)) return 96;
   if (p.m <= 16 && short_ones) return 64;
@@ -82,8 +96,9 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
 
 std::string GemmPlan::name() const {
   const std::string shape = std::to_string(tile_m) + "x" + std::to_string(tile_n);
-  if (small_m) return "few rows " + shape;
-  if (loads_rows) return "rows anywhere " + shape;
+  const std::string anywhere = row_unit > 0 ? "rows at " + std::to_string(row_unit) + " bytes " : "";
+  if (small_m) return anywhere + "few rows " + shape;
+  if (row_unit > 0) return anywhere + shape;
   return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
 }
 
@@ -96,8 +111,13 @@ bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64
 bool gemm_sm90_loads_rows(const GemmParams& p) {
   return p.a.contraction_contiguous && p.b.contraction_contiguous && p.segments == 1 && p.addend == nullptr &&
          p.block == 0 && p.row_limit == nullptr && p.m > 0 && p.n > 0 && p.contraction > 0 && p.m < kMostIndices &&
-         p.n < kMostIndices && p.contraction < kMostIndices && is_one_stride(p.d_rows, p.m) &&
+         p.n < kMostIndices && p.contraction < kMostStreamed && is_one_stride(p.d_rows, p.m) &&
          is_one_stride(p.b.rows, p.n) && reinterpret_cast<std::uintptr_t>(p.b.data) % 2 == 0;
+}
+
+bool gemm_sm90_streams_x(const GemmParams& p) {
+  return gemm_sm90_loads_rows(p) && p.m <= kMostStreamedRows && is_one_stride(p.a.rows, p.m) &&
+         reinterpret_cast<std::uintptr_t>(p.a.data) % 2 == 0;
 }
 
 bool gemm_sm90_serves(const GemmParams& p) {
@@ -117,14 +137,23 @@ std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
   };
   const auto add_transposed = [&](int tile_m, int tile_n) { plans.push_back({false, tile_m, tile_n, 1, true}); };
   if (!gemm_sm90_reads(p.b, p.n, p.contraction)) {
-    for (int tile_m : {64, 128, 256}) plans.push_back({false, tile_m, 64, 1, true, true});
+    if (gemm_sm90_streams_x(p)) {
+      const int unit = std::min(row_unit(p.b, p.n), row_unit(p.a, p.m));
+      for (int rows : {16, 32, 48, 64, 96, 112, kWidestSlice}) {
+        plans.push_back({true, rows, few_rows(p.m), 1, false, unit});
+      }
+    }
+    if (gemm_sm90_reads(p.a, p.m, p.contraction)) {
+      const int unit = std::min(row_unit(p.b, p.n), 4);
+      for (int tile_m : {64, 128, 256}) plans.push_back({false, tile_m, 64, 1, true, unit});
+    }
     return plans;
   }
   const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous;
   const bool whole_stages = p.segments == 1 || p.contraction % (kSmallMStageK * p.segments) == 0;
   if (forward && p.m <= 32 && p.block == 0 && p.addend == nullptr && whole_stages) {
     for (int rows : {16, 32, 48, 64, 96, 112, kWidestSlice}) {
-      plans.push_back({true, rows, p.m <= 8 ? 8 : p.m <= 16 ? 16 : 32});
+      plans.push_back({true, rows, few_rows(p.m)});
     }
   }
   if (p.segments > 1) {
@@ -155,7 +184,16 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
   const std::vector<GemmPlan> plans = gemm_plans_sm90(p);
   if (plans.front().small_m) {
     GemmPlan plan = plans.front();
-    plan.tile_m = slice_rows(p, multiprocessors);
+    plan.tile_m = slice_rows(p, multiprocessors, plan.row_unit > 0);
+    return plan;
+  }
+  if (plans.front().row_unit > 0) {
+    // The widest tile that half of the multiprocessors get.
+    GemmPlan plan = plans.front();
+    for (const GemmPlan& wider : plans) {
+      const std::int64_t tiles = ceil_div(p.m, wider.tile_m) * ceil_div(p.n, wider.tile_n);
+      if (p.m > wider.tile_m / 2 && 2 * tiles >= multiprocessors) plan = wider;
+    }
     return plan;
   }
   const GemmPlan* best = nullptr;
@@ -169,7 +207,7 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
 
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   note_plan([&] { return plan.name(); });
-  const bool done = plan.loads_rows               ? run_row_plan(p, plan, stream)
+  const bool done = plan.row_unit > 0             ? run_row_plan(p, plan, stream)
                     : p.dtype == DType::kBFloat16 ? run_plan_bf16(p, plan, stream)
                                                   : run_plan_f16(p, plan, stream);
   RLK_CHECK(done, "linear: no kernel of plan " + plan.name());

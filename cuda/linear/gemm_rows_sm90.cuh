@@ -1,117 +1,129 @@
-// Loads weights whose rows are not aligned to 16 bytes, so that TMA cannot read them. The loading warpgroup copies
-// aligned vectors to its own ring by cp.async. Some stages later it shifts their elements into the ring that wgmma
-// reads, in the layout that TMA would have written.
+// Tiles of the wgmma kernel whose weights' rows begin anywhere, so that TMA cannot read them. A
+// warpgroup copies the rows to a ring of their own. The multiplying warps load A's fragments from there, shift them, and multiply from registers.
 #pragma once
 
-#include "../common/async_copy_groups_sm80.cuh"
-#include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/tile_ring_sm90.cuh"
 #include "gemm_launch.h"
-#include "row_vectors.cuh"
+#include "row_streams_sm90.cuh"
 
 namespace rlk::cuda {
 
-// A thread's vectors of a tile of kRows rows by 64 contraction indices: one vector in every 16th row. Neighbouring
-// threads of one warp have the eight vectors of a row, so each warp reads only what its own threads copied.
+constexpr unsigned kCopyingWarps = 3;
+
+// The ring of a tile of kRows rows: pieces of 64 contraction indices, as B's stages have them.
 template <int kRows>
-class RowLoads {
- public:
-  static constexpr int kOfRow = kBoxK / kPerVector, kRowStep = kWarpgroup / kOfRow, kVectors = kRows / kRowStep;
-  static constexpr int kBytes = kRows * 128;  // a stage
-  static_assert(kVectors * kRowStep == kRows && kRowStep % 8 == 0);
+struct RowRing : StreamRing<kLine, 3, 16> {
+  using Base = StreamRing<kLine, 3, 16>;
+  static constexpr int kMemory = kRows * Base::kPitch + 2 * Base::kPieces * 8;  // bytes, with the barriers
+  std::uint32_t base, full, empty;
+  unsigned turn = 0;  // pieces so far
 
-  // `first`: the tile's first row; the weights have `left` rows from there on. `raw`: kStages stages of shared memory.
-  __device__ __forceinline__ RowLoads(const GemmLaunch& g, int first, int left, std::uint32_t raw)
-      : row_bytes_(g.contraction * 2), vector_(static_cast<int>(threadIdx.x) % kOfRow), raw_(raw) {
-    const int row = static_cast<int>(threadIdx.x) % kWarpgroup / kOfRow;
-    row_ = row * 128;
-    begin_ = reinterpret_cast<std::uint64_t>(g.rows_of_a) + (first + row) * g.rows_of_a_stride * 2;
-    step_ = kRowStep * g.rows_of_a_stride * 2;
-    left_ = left - row;
+  __device__ __forceinline__ explicit RowRing(std::uint32_t memory)
+      : base(memory), full(memory + kRows * Base::kPitch), empty(full + Base::kPieces * 8) {}
+  __device__ __forceinline__ void init(int thread, int warpgroups) const {
+    if (thread >= Base::kPieces) return;
+    mbarrier_init(full + thread * 8, 32);
+    mbarrier_init(empty + thread * 8, warpgroups * 4);
   }
 
-  // Begins the copies of stage k to `slot`, as one group of cp.async. The vector of an address is the aligned vector
-  // that contains it.
-  __device__ __forceinline__ void begin_copies(int k, int slot) const {
-    const int at = (k * kOfRow + vector_) * 16;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int bytes = i * kRowStep < left_ ? min(max(row_bytes_ + shift(i) - at, 0), 16) : 0;
-      const std::uint64_t from = bytes > 0 ? begin_ + i * step_ - shift(i) + at : begin_ & ~std::uint64_t{15};
-      copy_async_16_or_less(raw_ + slot * kBytes + row_ + i * kRowStep * 128 + vector_ * 16,
-                            reinterpret_cast<const void*>(from), bytes);
+  // Warp `warp` of kCopyingWarps copies a tile's rows from `first` on: every kCopyingWarps-th piece, so that the warps
+  // wait and compute addresses beside each other. Row ends may lie in the line after the last piece, which is copied, too.
+  __device__ __forceinline__ void copy(const RowStreams& from, int first, int steps, int warp, int lane) {
+#pragma unroll 1
+    for (int piece = 0; piece <= steps; ++piece, ++turn) {
+      if (turn % kCopyingWarps != static_cast<unsigned>(warp)) continue;
+      const int slot = Base::slot(turn);
+      mbarrier_wait_block(empty + slot * 8, Base::phase(turn) ^ 1);
+      Base::template begin_copies<32>(from, first, kRows, piece, base + slot * Base::kPiece, lane);
+      mbarrier_arrive_after_copies(full + slot * 8);
     }
-    copy_async_commit();
   }
-  // Writes stage k, which is in `slot`, to a tile of the ring; the next stage is in `next`. wgmma then sees it.
-  __device__ __forceinline__ void shift_to(std::uint32_t tile, int slot, int next) const {
-    const std::uint32_t to = tile + row_ + ((vector_ ^ (row_ / 128 % 8)) << 4);  // TMA's swizzle of 128 bytes
-    const std::uint32_t low = raw_ + slot * kBytes + row_ + vector_ * 16;
-    const std::uint32_t high = vector_ + 1 < kOfRow ? low + 16 : raw_ + next * kBytes + row_;
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      constexpr int kStep = kRowStep * 128;
-      const uint4 x = shifted(load_vector(low + i * kStep), load_vector(high + i * kStep), shift(i));
-      asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + i * kStep), "r"(x.x), "r"(x.y), "r"(x.z),
-                   "r"(x.w)
-                   : "memory");
-    }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __device__ __forceinline__ void wait(unsigned piece) const {
+    mbarrier_wait_block(full + Base::slot(piece) * 8, Base::phase(piece));
   }
-
- private:
-  // Bytes between the aligned address and the row.
-  __device__ __forceinline__ int shift(int i) const { return static_cast<int>(begin_ + i * step_) & 15; }
-  static __device__ __forceinline__ uint4 load_vector(std::uint32_t from) {
-    uint4 v;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "r"(from)
-                 : "memory");
-    return v;
-  }
-
-  int row_bytes_, vector_, left_;
-  std::uint32_t raw_, row_;
-  std::uint64_t begin_;  // address of this thread's first row
-  std::int64_t step_;    // bytes from one of its rows to the next
 };
 
-// Fills the stages of a tile: A by RowLoads, by all threads of the warpgroup, and B by TMA, by its first warp. The copies
-// have Tile::kRawStages stages at `raw`. follows_copy: the previous kernel has waited for the kernel that wrote A, and
-// writes B alone.
-template <class Tile, class PortionB>
-__device__ __forceinline__ void load_rows(TileRing<Tile>* ring, const RowLoads<Tile::kBM>& a, const PortionB& b,
-                                          int first_b, int steps, bool follows_copy) {
-  constexpr int kRaw = Tile::kRawStages;
-  if (!follows_copy) wait_for_previous_kernel();
-    // The shift of a stage needs a vector of the next stage, so one stage more than `steps` is copied.
-#pragma unroll 1
-  for (int k = 0; k < kRaw - 1; ++k) a.begin_copies(k, k);
-  if (follows_copy) wait_for_previous_kernel();
-  int slot = 0;
-#pragma unroll 1
-  for (int k = 0; k < steps; ++k) {
-    const int before = slot == 0 ? kRaw - 1 : slot - 1, next = slot + 1 == kRaw ? 0 : slot + 1;
-    __syncwarp();  // all threads have shifted the previous stage
-    a.begin_copies(k + kRaw - 1, before);
-    const std::uint32_t to = ring->base + ring->at.stage * Tile::kStageBytes, barrier = ring->full + ring->at.stage * 8;
-    mbarrier_wait_block(ring->empty + ring->at.stage * 8, ring->at.phase ^ 1);
-    if (threadIdx.x / 32 == Tile::kWarpgroups * 4 && elect_one()) {
-      mbarrier_arrive_expect(barrier, b.bytes);
-      b.load(to + Tile::kBytesA, first_b, k * kBoxK, barrier);
+// A warp's fragments of A: rows `lane / 4` and 8 more of its 16 rows.
+template <class Ring, int kUnit>
+struct RowFragments {
+  std::uint32_t ring;
+  int at[2], bits[2];
+
+  __device__ __forceinline__ RowFragments(const Ring& rows, const RowStreams& from, int first, int in_tile, int lane)
+      : ring(rows.base + (in_tile + lane / 4) * Ring::kPitch) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int shift = row_shift(from, first + in_tile + lane / 4 + 8 * i);
+      at[i] = (shift & ~3) + lane % 4 * 4, bits[i] = (shift & 2) * 8;
     }
-    copy_async_wait<kRaw - 2>();
-    __syncwarp();
-    a.shift_to(to, slot, next);
-    __syncwarp();
-    if (elect_one()) mbarrier_arrive(barrier);
-    ring->at.advance(ring->stages);
-    slot = next;
   }
-  copy_async_wait<0>();
-  __syncwarp();
+  template <bool kWraps>
+  __device__ __forceinline__ void load(std::uint32_t (&a)[4][4], int slot) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        a[step][i] = Ring::template two<kWraps, kUnit>(
+            ring + i % 2 * 8 * Ring::kPitch, at[i % 2] + slot * Ring::kPiece + step * 32 + i / 2 * 16, bits[i % 2]);
+      }
+    }
+  }
+  // Waits for the next piece's fragments, and lets its ring continue.
+  __device__ __forceinline__ void next(std::uint32_t (&a)[4][4], Ring* rows, int lane) const {
+    const int slot = Ring::slot(rows->turn);
+    rows->wait(rows->turn + 1);
+    if (slot + 1 == Ring::kPieces) {
+      load<true>(a, slot);
+    } else {
+      load<false>(a, slot);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(rows->empty + slot * 8);
+    ++rows->turn;
+  }
+  // Ends a tile, whose last piece has only row ends.
+  __device__ __forceinline__ void end(Ring* rows, int lane) const {
+    if (lane == 0) mbarrier_arrive(rows->empty + Ring::slot(rows->turn) * 8);
+    ++rows->turn;
+  }
+};
+
+// Sums `steps` stages, an even number, for 64 rows of A, from +0. Fragments of a stage are loaded beside the products
+// of the stage before it.
+template <class T, class Tile, class Fragments, class Ring, class Release>
+__device__ __forceinline__ void multiply_rows(TileRing<Tile>* b, const Fragments& fragments, Ring* rows,
+                                              float (&d)[Tile::kBN / 2], int steps, int lane, const Release& release) {
+  std::uint32_t a[2][4][4];
+  int previous = 0;
+#pragma unroll
+  for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
+  rows->wait(rows->turn);
+  fragments.next(a[0], rows, lane);
+#pragma unroll 1
+  for (int k = 0; k < steps; k += 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      mbarrier_wait_block(b->full + b->at.stage * 8, b->at.phase);
+      const std::uint64_t desc_b = tile_descriptor<false>(b->base + b->at.stage * Tile::kStageBytes, 64 * 128);
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        wgmma_registers<T, Tile::kBN, false>(d, a[half][step], desc_b + step * kDescriptorStep<false>, 1);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();  // the previous stage has been read
+      if (k + half > 0) release(previous);
+      previous = b->at.stage;
+      b->at.advance(b->stages);
+      if (half == 0 || k + 2 < steps) fragments.next(a[1 - half], rows, lane);
+    }
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (int i = 0; i < Tile::kBN / 2; ++i) asm volatile("" : "+f"(d[i])::"memory");
+  release(previous);
+  fragments.end(rows, lane);
 }
 
 }  // namespace rlk::cuda

@@ -34,8 +34,9 @@ template <int kM, int kN>
 using ContinuedForwardTile = GemmTile<kM, kN, false, false, Combine::kContinue>;
 template <int kM, int kN>
 using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
-template <int kM, int kN>
-using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, true>;
+// kUnit: the weights' rows begin at multiples of kUnit bytes, 2 or 4.
+template <int kM, int kN, int kUnit>
+using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, kUnit>;
 
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
@@ -58,7 +59,7 @@ inline Combine combination_of(const GemmParams& p) {
 template <class Tile>
 bool fits(const GemmParams& p, const GemmPlan& plan) {
   constexpr int kRows = Tile::kTransposed ? Tile::kBN : Tile::kBM, kColumns = Tile::kTransposed ? Tile::kBM : Tile::kBN;
-  return !plan.small_m && plan.transposed == Tile::kTransposed && plan.loads_rows == Tile::kLoadsRows &&
+  return !plan.small_m && plan.transposed == Tile::kTransposed && plan.row_unit == Tile::kUnit &&
          plan.tile_m == kRows && plan.tile_n == kColumns && p.a.contraction_contiguous == !Tile::kAMnMajor &&
          p.b.contraction_contiguous == !Tile::kBMnMajor && combination_of(p) == Tile::kCombine;
 }
@@ -70,6 +71,12 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
   // The stride of a single row has no meaning, and TMA may refuse it.
   const std::int64_t stride = rows > 1 ? operand.rows.inner_stride : round_up_8(columns);
   return tensor_map(operand.data, dtype, rows, columns, stride, box_rows, reads);
+}
+
+inline RowStreams row_streams(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
+  // The stride of a single row has no meaning, and may be no multiple of the unit.
+  return {reinterpret_cast<std::uint64_t>(x.data), extent > 1 ? x.rows.inner_stride * 2 : 0,
+          static_cast<int>(contraction * 2), static_cast<int>(extent)};
 }
 
 // A small prefetch hides the first latency of HBM. A larger prefetch delays loads that the kernel waits for
@@ -124,9 +131,8 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
       Tile::kLoadsRows || Tile::kAMnMajor || g.last_a == 0 ? map_a : map(a, extent_a, g.last_a);
   const CUtensorMap map_last_b = Tile::kBMnMajor || g.last_b == 0 ? map_b : map(b, extent_b, g.last_b);
   if constexpr (Tile::kLoadsRows) {
-    g.rows_of_a = a.data;
-    g.rows_of_a_stride = a.rows.inner_stride;
-    g.contraction = static_cast<int>(p.contraction);
+    g.k_steps = g.chunk_steps = (g.k_steps + 1) / 2 * 2;
+    g.rows_of_a = row_streams(a, extent_a, p.contraction);
     g.follows_copy = p.a_is_copy;
   }
   CUtensorMap map_d{};

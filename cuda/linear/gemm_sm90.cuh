@@ -17,9 +17,10 @@ namespace rlk::cuda {
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
 // combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
-// that tiles fit few rows. kRowsAnywhere: rows of A begin at any element (gemm_rows_sm90.cuh).
+// that tiles fit few rows. kRowUnit: if it is not 0, TMA cannot read A, whose rows begin at multiples of kRowUnit bytes
+// (gemm_rows_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
-          bool kIsTransposed = false, bool kRowsAnywhere = false>
+          bool kIsTransposed = false, int kRowUnit = 0>
 struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
@@ -28,9 +29,10 @@ struct GemmTile {
   // Wide tiles compute the next tile's position while their products run. The short steps of narrow tiles would not
   // hide this work.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
-  static constexpr int kBoxes = kCombine == Combine::kTree || kRowsAnywhere ? 1 : stage_boxes(kM, kN),
+  static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowUnit > 0;
+  static constexpr int kUnit = kRowUnit;
+  static constexpr int kBoxes = kCombine == Combine::kTree || kLoadsRows ? 1 : stage_boxes(kM, kN),
                        kStageK = kBoxK * kBoxes;
-  static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowsAnywhere;
   static_assert(!kLoadsRows || (kTransposed && !kAMnMajor && kCombine == Combine::kAdd));
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
@@ -39,7 +41,8 @@ struct GemmTile {
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
       (504 - 40) / kWarpgroups / 8 * 8;  // registers of a multiplying thread; a loading thread has 40
-  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
+  static constexpr int kBytesA = kLoadsRows ? 0 : kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2,
+                       kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
@@ -47,9 +50,9 @@ struct GemmTile {
   static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
-  static constexpr int kRawStages = !kLoadsRows ? 0 : kBN == 256 ? 5 : 8;  // stages of load_rows()'s own ring
+  using Rows = RowRing<kBM>;
   static constexpr int kFixedBytes =
-      1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + kRawStages * kBytesA;
+      1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + (kLoadsRows ? Rows::kMemory : 0);
 };
 
 // The i-th tile of a cluster. Tiles are ordered in columns of `group_a` clusters, so that a wave is nearly square.
@@ -121,10 +124,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   }
   if (threadIdx.x < g.stages) {
-    mbarrier_init(full + threadIdx.x * 8, Tile::kLoadsRows ? 5 : Tile::kTwoLoaders ? 2 : 1);
+    mbarrier_init(full + threadIdx.x * 8, Tile::kTwoLoaders ? 2 : 1);
     mbarrier_init(empty + threadIdx.x * 8, g.cluster * Tile::kWarpgroups * 4);
     mbarrier_init_fence();
   }
+  if constexpr (Tile::kLoadsRows) typename Tile::Rows(empty + kMaxStages * 8).init(threadIdx.x, Tile::kWarpgroups);
   allow_next_kernel();
   if (g.cluster > 1) {
     cluster_arrive();
@@ -132,7 +136,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  if (!Tile::kLoadsRows || warpgroup < Tile::kWarpgroups) wait_for_previous_kernel();  // else load_rows waits
+  // A kernel that copies B alone does not hold up the copies of A.
+  if (!Tile::kLoadsRows || !g.follows_copy || warp <= Tile::kWarpgroups * 4) wait_for_previous_kernel();
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;
   if constexpr (Tile::kBMnMajor) {
@@ -159,10 +164,18 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       }
     };
     if constexpr (Tile::kLoadsRows) {
-      for_each_tile([&](TilePosition at, int left_a, int left_b) {
-        const RowLoads<kBM> a(g, at.a, left_a, empty + kMaxStages * 8);
-        load_rows<Tile>(&ring, a, portion_b(left_b, 1, 0), at.b, k_steps, g.follows_copy);
-      });
+      if (warp == Tile::kWarpgroups * 4) {
+        for_each_tile([&](TilePosition at, int, int left_b) {
+          const auto b = portion_b(left_b, 1, 0);
+#pragma unroll 1
+          for (int k = 0; k < k_steps; ++k) ring.template load_one<false>(b, at.b, k);
+        });
+      } else {
+        typename Tile::Rows rows(empty + kMaxStages * 8);
+        for_each_tile([&](TilePosition at, int, int) {
+          rows.copy(g.rows_of_a, at.a, k_steps, warp - (Tile::kWarpgroups * 4 + 1), lane);
+        });
+      }
     } else if (Tile::kTwoLoaders && warp == Tile::kWarpgroups * 4) {
       for_each_tile([&](TilePosition at, int left_a, int) {
         const auto a = portion_a(left_a);
@@ -202,6 +215,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     const std::uint32_t warpgroup_staging = staging + warpgroup * Tile::kStaging;
     const std::uint32_t my_staging = warpgroup_staging + warp % 4 * kStagingBytes;
     TilePosition next = tile_of(first_tile);
+    typename Tile::Rows rows(empty + kMaxStages * 8);
     for (int turn = first_tile; turn < tiles; turn += tile_step) {
       const TilePosition at = next;
       const auto place_next = [&] {
@@ -211,7 +225,12 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
         if (Tile::kPlacesAhead && k == 0) place_next();
       };
       const auto multiply = [&](float(&sum)[kFragment], int steps) {
-        ring.template multiply<T, false, Tile::kLoadsRows>(sum, steps, warpgroup, release, meanwhile);
+        if constexpr (Tile::kLoadsRows) {
+          const RowFragments<typename Tile::Rows, Tile::kUnit> a(rows, g.rows_of_a, at.a, warp * 16, lane);
+          multiply_rows<T>(&ring, a, &rows, sum, steps, lane, release);
+        } else {
+          ring.template multiply<T>(sum, steps, warpgroup, release, meanwhile);
+        }
       };
       const auto store = [&](float(&d)[kFragment], bool first_chunk) {
         if constexpr (Tile::kTransposed) {

@@ -34,8 +34,8 @@ struct Case {
   bool bias = false, addend = false;
   std::int64_t pad = 0;  // elements between the end of a row of d and the next
   std::int64_t split =
-      0;             // number of rows of an operand before another stride follows (not for weights); sm_90 copies it
-  bool odd = false;  // rows are not 16-byte aligned; sm_90 copies them
+      0;        // number of rows of an operand before another stride follows (not for weights); sm_90 copies it
+  int odd = 0;  // elements of a row beyond a multiple of 16 bytes; sm_90 copies such rows, or reads them in place
 };
 
 // Sizes: around a tile and a stage; several tiles; once a head's width; more than one token block.
@@ -75,24 +75,29 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 72, 136, 20000, 1, DType::kFloat32, false, true, 2},
     {Product::kWeightGrad, 200, 264, 20000},
     {Product::kForward, 300, 520, 1000, 1, DType::kFloat32, true, false, 0, 77},
-    {Product::kForward, 130, 260, 192, 1, DType::kBFloat16, false, false, 1, 0, true},
+    {Product::kForward, 130, 260, 192, 1, DType::kBFloat16, false, false, 1, 0, 1},
     {Product::kInputGrad, 300, 520, 200, 1, DType::kBFloat16, false, false, 0, 1},
-    {Product::kInputGrad, 130, 259, 193, 1, DType::kFloat32, false, true, 0, 0, true},
+    {Product::kInputGrad, 130, 259, 193, 1, DType::kFloat32, false, true, 0, 0, 1},
     {Product::kWeightGrad, 264, 520, 9000, 1, DType::kFloat32, false, true, 0, 1000},
     {Product::kWeightGrad, 136, 264, 640, 1, DType::kBFloat16, false, false, 0, 64},
-    {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, true},
+    {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, 1},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, false, 0, 100},
     {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
     // Both operands are copied in several parts.
-    {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, true},
+    {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, 1},
     // Weights that are read in place: less than a vector; several tiles of a block, the last stage partial.
-    {Product::kForward, 2, 3, 1, 1, DType::kBFloat16, true, false, 0, 0, true},
-    {Product::kForward, 70, 9000, 190, 1, DType::kBFloat16, false, false, 3, 0, true},
-    {Product::kForward, 200, 521, 4092, 1, DType::kFloat32, true, false, 2, 0, true},
-    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, true},
-    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 3, 0, true},
-    {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, true},
-    {Product::kWeightGrad, 300, 523, 8300, 1, DType::kBFloat16, false, false, 0, 0, true},
+    {Product::kForward, 2, 3, 1, 1, DType::kBFloat16, true, false, 0, 0, 1},
+    {Product::kForward, 70, 9000, 190, 1, DType::kBFloat16, false, false, 3, 0, 1},
+    {Product::kForward, 200, 521, 4092, 1, DType::kFloat32, true, false, 2, 0, 1},
+    {Product::kForward, 8, 9001, 127, 1, DType::kBFloat16, true, false, 0, 0, 1},
+    {Product::kForward, 16, 20000, 129, 1, DType::kFloat32, false, false, 1, 0, 1},
+    {Product::kForward, 31, 300, 4095, 1, DType::kBFloat16, false, false, 0, 0, 1},
+    {Product::kForward, 1, 9000, 4092, 1, DType::kBFloat16, false, false, 0, 0, 4},
+    {Product::kForward, 30, 1000, 200, 1, DType::kBFloat16, true, false, 0, 0, 2},
+    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 2, 0, 1},
+    {Product::kInputGrad, 600, 530, 777, 1, DType::kFloat32, false, true, 3, 0, 1},
+    {Product::kWeightGrad, 521, 700, 1000, 1, DType::kFloat32, false, true, 3, 0, 1},
+    {Product::kWeightGrad, 300, 523, 8300, 1, DType::kBFloat16, false, false, 0, 0, 1},
 };
 
 template <class T>
@@ -123,7 +128,7 @@ bool run_case(const Case& c, DType dtype) {
   std::mt19937 random(1);
   const bool a_contiguous = c.product != Product::kWeightGrad, b_contiguous = c.product == Product::kForward;
   // Rows are 16-byte aligned, as TMA needs them, or are not.
-  const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + (c.odd ? 1 : 0); };
+  const auto stride_of = [&](std::int64_t columns) { return (columns + 7) / 8 * 8 + 8 + c.odd; };
   const std::int64_t gap = 16;  // elements added to the stride between rows that `split` separates
   const std::int64_t a_stride = stride_of(a_contiguous ? c.contraction : c.m);
   const std::int64_t b_stride = stride_of(b_contiguous ? c.contraction : c.n), d_stride = c.n + c.pad;
@@ -171,7 +176,7 @@ bool run_case(const Case& c, DType dtype) {
   std::ostringstream text;
   text << kProducts[static_cast<int>(c.product)] << " m " << c.m << " n " << c.n << " contraction " << c.contraction
        << " segments " << c.segments << (dtype == DType::kBFloat16 ? " bf16" : " f16") << (c.addend ? " addend" : "")
-       << (c.odd ? " odd" : "") << " split " << c.split;
+       << (c.odd > 0 ? " odd" : "") << " split " << c.split;
   const std::string name = text.str();
   std::vector<unsigned char> cpu(bytes, 0xcd);
   const RowLayout d_rows = p.d_rows;
@@ -226,11 +231,11 @@ bool run_case(const Case& c, DType dtype) {
       same = false;
     }
   }
-  if (gemm_sm90_serves(p) == (c.split > 0 || c.odd)) {
+  if (gemm_sm90_serves(p) == (c.split > 0 || c.odd > 0)) {
     std::printf("%s: sm_90 serves it, or does not, unexpectedly\n", name.c_str());
     return false;
   }
-  if (c.split > 0 || c.odd) {
+  if (c.split > 0 || c.odd > 0) {
     for (const std::int64_t within : {std::int64_t{1}, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
       const GemmCopies copies = gemm_copies_within(p, within);
       const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(copies.bytes) + 1));
@@ -249,17 +254,27 @@ bool run_case(const Case& c, DType dtype) {
       std::printf("%s: weights read in place and the CPU differ\n", name.c_str());
       same = false;
     }
-    for (const GemmPlan& plan : gemm_plans_sm90(p)) {
-      const auto run = [&] {
-        GemmParams q = p;
-        sm90::aligned_rows({p.a.data, workspace.data, p.a.rows, 0, p.m, p.contraction, pitch}, nullptr);
-        q.a = {workspace.data, {p.m, 0, pitch}, true};
-        q.a_is_copy = true;
-        gemm_sm90(q, plan, nullptr);
-      };
-      if (result(run) == cpu) continue;
-      std::printf("%s: plan %s and the CPU differ\n", name.c_str(), plan.name().c_str());
-      same = false;
+    // Every plan that reads the weights in place, and x or its copy. Kernels of smaller units serve larger ones, too.
+    for (const bool copies_x : {false, true}) {
+      GemmParams q = p;
+      if (copies_x) q.a = {workspace.data, {p.m, 0, pitch}, true};
+      q.a_is_copy = copies_x;
+      for (GemmPlan plan : gemm_plans_sm90(q)) {
+        for (;; plan.row_unit /= 2) {
+          const auto run = [&] {
+            if (copies_x) {
+              sm90::aligned_rows({p.a.data, workspace.data, p.a.rows, 0, p.m, p.contraction, pitch}, nullptr);
+            }
+            q.d = p.d;
+            gemm_sm90(q, plan, nullptr);
+          };
+          if (result(run) != cpu) {
+            std::printf("%s: plan %s and the CPU differ\n", name.c_str(), plan.name().c_str());
+            same = false;
+          }
+          if (plan.row_unit == 2) break;
+        }
+      }
     }
     return same;
   }
