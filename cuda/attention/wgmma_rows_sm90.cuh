@@ -267,16 +267,18 @@ class WgmmaRows {
   __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
     if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
     if constexpr (kIsLean) find_keys(work);
-    const int first_key = block + thread_ % 4 * 2, last[2] = {sees_last_[0] - first_key, sees_last_[1] - first_key};
+    const int first_key = block + thread_ % 4 * 2;
+    if (p_.window_size != 0) {
+      const int first[2] = {sees_first_[0] - first_key, sees_first_[1] - first_key};
+#pragma unroll
+      for (int i = 0; i < Tile::kScores; ++i) {
+        if (i / 4 * 8 + i % 2 < first[i / 2 % 2]) s_[i] = -infinity();
+      }
+    }
+    const int last[2] = {sees_last_[0] - first_key, sees_last_[1] - first_key};
 #pragma unroll
     for (int i = 0; i < Tile::kScores; ++i) {
       if (i / 4 * 8 + i % 2 >= last[i / 2 % 2]) s_[i] = -infinity();
-    }
-    if (p_.window_size == 0) return;
-    const int first[2] = {sees_first_[0] - first_key, sees_first_[1] - first_key};
-#pragma unroll
-    for (int i = 0; i < Tile::kScores; ++i) {
-      if (i / 4 * 8 + i % 2 < first[i / 2 % 2]) s_[i] = -infinity();
     }
   }
 
