@@ -99,6 +99,13 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
   return call;
 }
 
+// Clears the counter of tiles. The next kernel begins beside this one, after the counter is clear.
+__global__ void clear_tile_counter_kernel(std::uint32_t* counter) {
+  atomicExch(counter, 0u);
+  __threadfence();
+  allow_next_kernel();
+}
+
 template <class T, class Tile, Exp kExp, class Params>
 void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
   WgmmaCallOf<Params> call = wgmma_call<Tile>(p);
@@ -109,10 +116,15 @@ void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
   }
   if (call.tiles > grid) {
     call.counter = static_cast<std::uint32_t*>(p.workspace) + attention_path_bytes(p) / 4;
-    check(cudaMemsetAsync(call.counter, 0, 4, stream), "attention's counter of tiles");
   }
   allow_shared_memory<attention_wgmma_kernel<T, Tile, kExp, Params>>();
-  attention_wgmma_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+  if (call.counter == nullptr) {
+    attention_wgmma_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+    return;
+  }
+  clear_tile_counter_kernel<<<1, 1, 0, stream>>>(call.counter);
+  launch_dependent<true>(attention_wgmma_kernel<T, Tile, kExp, Params>, grid, Tile::kThreads, Tile::kBytes, stream, p,
+                         call);
 }
 
 // More than 128 columns. Narrower heads run in wider tiles, with columns of +0.

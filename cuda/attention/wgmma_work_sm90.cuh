@@ -382,6 +382,15 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
   }
 }
 
+// Requests offsets of packed sequences at once. The search for a tile's sequence would wait for each in turn.
+template <class Params>
+__device__ __forceinline__ void prefetch_offsets(const Params& p) {
+  const std::int64_t at = threadIdx.x % 32 * p.num_sequences / 31;
+  for (const std::int32_t* list : {p.cu_seqlens_q, p.cu_seqlens_k}) {
+    if (list != nullptr) asm volatile("prefetch.global.L1 [%0];" ::"l"(list + at));
+  }
+}
+
 // The first loading warp: hands out tiles, and fetches each one's queries and keys.
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Params>& call,
@@ -393,6 +402,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
   std::conditional_t<kMixes, LongSequences, NoSequences> sequences(p);
   std::int32_t tile = blockIdx.x;
   if constexpr (kMixes) tile += call.first_block;
+  prefetch_offsets(p);
   for (;;) {
     bool more = tile < call.tiles;
     WgmmaWork found = {};
