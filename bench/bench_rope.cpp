@@ -108,20 +108,22 @@ void run(const Case& c, double ceiling, bool every_plan) {
   // Angles are not counted: each token reads them once, from caches if positions repeat.
   const double moved = 2.0 * static_cast<double>(out_bytes);
   const cuda::RopePlan chosen = cuda::choose_plan(params_of(0), 90, cuda::multiprocessors(0));
+  const auto is_chosen = [&](const cuda::RopePlan& plan) {
+    return plan.heads == chosen.heads && plan.streams == chosen.streams && plan.lanes == chosen.lanes;
+  };
   for (const cuda::RopePlan& plan : cuda::kRopePlans) {
-    if (!cuda::serves(plan, params_of(0), 90) ||
-        (!every_plan && (plan.heads != chosen.heads || plan.streams != chosen.streams)))
-      continue;
+    if (!cuda::serves(plan, params_of(0), 90) || (!every_plan && !is_chosen(plan))) continue;
     const double us =
         median_us([&](cudaStream_t s, int call) { cuda::sm90::rope(params_of(call), plan, s); }, calls, 15);
-    std::printf("%-22s %-4s %7lld x (%lld + %lld) x %-4lld %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  %d heads%s\n",
-                c.name,
-                c.dtype == DType::kFloat32   ? "f32"
-                : c.dtype == DType::kFloat16 ? "f16"
-                                             : "bf16",
-                static_cast<long long>(c.tokens), static_cast<long long>(c.q_heads), static_cast<long long>(c.k_heads),
-                static_cast<long long>(c.head_dim), us, moved / 1e6, moved / us / 1e6,
-                100 * moved / (us * 1e-6) / ceiling, plan.heads, plan.heads == chosen.heads ? ", chosen" : "");
+    std::printf(
+        "%-22s %-4s %7lld x (%lld + %lld) x %-4lld %9.2f us %8.1f MB %6.2f TB/s %5.1f %% of copy  %d heads%s%s\n",
+        c.name,
+        c.dtype == DType::kFloat32   ? "f32"
+        : c.dtype == DType::kFloat16 ? "f16"
+                                     : "bf16",
+        static_cast<long long>(c.tokens), static_cast<long long>(c.q_heads), static_cast<long long>(c.k_heads),
+        static_cast<long long>(c.head_dim), us, moved / 1e6, moved / us / 1e6, 100 * moved / (us * 1e-6) / ceiling,
+        plan.heads, plan.lanes ? " by lanes" : "", is_chosen(plan) ? ", chosen" : "");
     std::fflush(stdout);
   }
 }

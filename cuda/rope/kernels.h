@@ -15,12 +15,13 @@ constexpr int kStreamThreads = 224;  // most threads of a block that rotate, whe
 
 // A thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0
 // heads: a thread rotates one pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose heads are
-// neighbours.
+// neighbours. `lanes` (sm_90): a thread rotates one vec8 in each of two heads; another lane has the other columns of its
+// pairs.
 struct RopePlan {
   int heads = 0;
-  bool streams = false;
+  bool streams = false, lanes = false;
 };
-constexpr RopePlan kRopePlans[] = {{0, true}, {4}, {2}, {1}, {0}};
+constexpr RopePlan kRopePlans[] = {{2, false, true}, {0, true}, {4}, {2}, {1}, {0}};
 // `capability` is 10 * major + minor.
 bool serves(const RopePlan& plan, const RopeParams& p, int capability);
 RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors);

@@ -1,6 +1,9 @@
 // CUDA backend of rope: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
 #include "rlk/ops/rope.h"
 
+#include <array>
+#include <initializer_list>
+
 #include "kernels.h"
 #include "rlk/backends.h"
 #include "rlk/kernels/rope_check.h"
@@ -23,10 +26,37 @@ bool can_stream(const RopeParams& p) {
          p.rotary_dim / (2 * kRopeVec8) <= kStreamThreads;
 }
 
+// Whether the vec8s of a row, and of the columns that are rotated, fill a power of two of a warp's lanes, and vectors of
+// 16 bytes are counted in 31 bits.
+bool fills_lanes(const RopeParams& p) {
+  const auto is_power_of_2 = [](std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; };
+  const std::int64_t inner = std::min(p.inner_tokens, p.num_tokens), outer = (p.num_tokens + inner - 1) / inner;
+  const auto is_small = [](std::initializer_list<std::array<std::int64_t, 2>> dimensions, DType t) {
+    std::int64_t bytes = 0;
+    for (const auto& [size, stride] : dimensions) {
+      if (size > 1 && (stride < 0 || stride > (std::int64_t{1} << 35) / (size - 1))) return false;
+      if (size > 1) bytes += (size - 1) * stride * size_of(t);
+    }
+    return bytes < std::int64_t{1} << 34;
+  };
+  const auto are_small = [&](const RopeHeads& h) {
+    return is_small({{outer, h.x_tokens.outer}, {inner, h.x_tokens.inner}, {h.num_heads, h.x_head_stride}}, p.dtype) &&
+           is_small({{outer, h.y_tokens.outer}, {inner, h.y_tokens.inner}, {h.num_heads, h.y_head_stride}}, p.dtype);
+  };
+  const auto rows_small = [&](const RopeAngles& a) {
+    if (p.position_ids != nullptr) return is_small({{p.max_position, a.tokens.inner}}, p.angle_dtype);
+    return is_small({{outer, a.tokens.outer}, {inner, a.tokens.inner}}, p.angle_dtype);
+  };
+  return rope_has_vec8s(p) && p.dtype != DType::kFloat32 && is_power_of_2(p.head_dim) && p.head_dim <= 32 * kRopeVec8 &&
+         is_power_of_2(p.rotary_dim) && p.num_sections == 1 && p.num_tokens < std::int64_t{1} << 31 && are_small(p.q) &&
+         are_small(p.k) && rows_small(p.cos) && rows_small(p.sin);
+}
+
 }  // namespace
 
 bool serves(const RopePlan& plan, const RopeParams& p, int capability) {
   if (plan.streams) return capability == 90 && can_stream(p);
+  if (plan.lanes) return capability == 90 && fills_lanes(p);
   if (plan.heads == 0) return true;
   return rope_has_vec8s(p) && (plan.heads < 4 || p.dtype != DType::kFloat32);
 }
@@ -43,7 +73,7 @@ RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors) {
     if (plan.heads <= 1) return plan;
     RopeGrid g;
     rope_grid(p, true, plan.heads, kRopeThreads, 0, &g);
-    const std::int64_t threads = std::int64_t{g.slots} * g.units;
+    const std::int64_t threads = std::int64_t{g.slots} * (plan.lanes ? p.head_dim / kRopeVec8 : g.units);
     if (plan.heads <= p.q.num_heads + p.k.num_heads && threads >= kThreadsWanted * multiprocessors) return plan;
   }
   return {};

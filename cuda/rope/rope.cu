@@ -5,6 +5,7 @@
 //   are the halves of eight pairs or, interleaved, four pairs and four more. Neighbouring threads read neighbouring
 //   vectors in both forms. The thread loads all of these first, then the position and the angles, by which it rotates
 //   every head. Separate threads copy the columns that are not rotated.
+// rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each head, and lanes exchange theirs.
 // rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
 // rope_elements_kernel: one thread rotates one pair of one head. It serves any width and any alignment.
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include "../common/element_dtype.cuh"
 #include "rotate.cuh"
 #if RLK_CUDA_SM90
+#include "lanes_sm90.cuh"
 #include "stream_sm90.cuh"
 #endif
 
@@ -132,6 +134,7 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
   if (plan.streams) return stream_rope(p, stream);
+  if (plan.lanes) return lanes_rope(p, stream);
 #endif
   for (std::int64_t first = 0; first < p.num_tokens;) {
     RopeGrid g;

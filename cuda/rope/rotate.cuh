@@ -60,6 +60,15 @@ struct WideValues {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = -v[i];
   }
+  __device__ __forceinline__ void negate(bool even, bool odd) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) v[i] = (i % 2 == 0 ? even : odd) ? -v[i] : v[i];
+  }
+  // Gives each of the first values twice: those of pairs to their columns.
+  __device__ __forceinline__ void repeat() {
+#pragma unroll
+    for (int i = kCount - 1; i > 0; --i) v[i] = v[i / 2];
+  }
   // Exchanges the angles of each pair's first and second columns, which are neighbours or eight apart.
   __device__ __forceinline__ void exchange(bool neighbours) {
     float other[kCount];
@@ -97,6 +106,15 @@ struct NarrowValues {
   __device__ __forceinline__ void negate() {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) v[i] ^= 0x80008000u;
+  }
+  __device__ __forceinline__ void negate(bool even, bool odd) {
+    const std::uint32_t signs = (even ? 0x8000u : 0u) | (odd ? 0x80000000u : 0u);
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) v[i] ^= signs;
+  }
+  __device__ __forceinline__ void repeat() {
+#pragma unroll
+    for (int i = kCount / 2 - 1; i >= 0; --i) v[i] = __byte_perm(v[i / 2], 0, i % 2 == 0 ? 0x1010 : 0x3232);
   }
   __device__ __forceinline__ void exchange(bool neighbours) {
     std::uint32_t other[kCount / 2];

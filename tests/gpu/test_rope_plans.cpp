@@ -27,7 +27,8 @@ struct Case {
   std::int64_t tokens, q_heads, k_heads, head_dim, rotary_dim;
   DType dtype = DType::kBFloat16, angle_dtype = DType::kFloat32;
   bool ids = true, per_pair = true, sections = false, bad_ids = false, heads_first = false;
-  std::int64_t pad = 0;  // elements between heads of the output
+  std::int64_t pad = 0;    // elements between heads of the output
+  std::int64_t batch = 0;  // as in Hugging Face's layout: sequences, whose outputs have heads first
 };
 
 // Numbers of tokens: one; a few; many. Numbers of heads: as in Llama; as in MLA; one. Widths: whole vec8s; a half or a
@@ -56,6 +57,13 @@ const std::vector<Case> kCases = {
     {700, 32, 8, 128, 128, DType::kBFloat16, DType::kBFloat16, false, false, false, false, false, 8},
     {300, 40, 3, 64, 32, DType::kFloat16, DType::kFloat16, true, false, false, true, false, 16},
     {290, 1, 35, 64, 64, DType::kBFloat16, DType::kBFloat16, true, true, true, false, false, 8},
+    // Rows that fill a power of two of lanes: numbers of heads that four divides and others, one side alone, a part of
+    // the columns, rows of one warp and of two lanes.
+    {600, 32, 8, 128, 128, DType::kBFloat16, DType::kBFloat16, false, false, false, false, false, 0, 3},
+    {123, 5, 2, 128, 128, DType::kFloat16, DType::kFloat16, true, true, false, true, false, 0, 3},
+    {66, 0, 9, 256, 128, DType::kBFloat16, DType::kFloat32, false, false, false, false, false, 0, 2},
+    {90, 7, 0, 16, 16, DType::kFloat16, DType::kFloat16, true, false, false, true, false, 8},
+    {45, 3, 1, 128, 32, DType::kBFloat16, DType::kBFloat16, true, true, false, true, true},
 };
 
 struct OnDevice {
@@ -117,6 +125,11 @@ void lay_out(const Case& c, std::int64_t heads, RopeHeads* h) {
   h->x_head_stride = c.heads_first ? c.tokens * d : d;
   h->y_tokens = {0, heads * e};
   h->y_head_stride = e;
+  if (c.batch == 0) return;
+  const std::int64_t seq = c.tokens / c.batch;
+  h->x_tokens.outer = h->x_tokens.inner * seq;
+  h->y_tokens = {heads * seq * e, e};
+  h->y_head_stride = seq * e;
 }
 
 void run_case(const Case& c, int options, std::mt19937* random) {
@@ -137,17 +150,18 @@ void run_case(const Case& c, int options, std::mt19937* random) {
     p.section_pairs[1] = first + (c.rotary_dim % 16 ? 1 : 0);
     p.section_pairs[2] = static_cast<std::int32_t>(c.rotary_dim / 2) - p.section_pairs[0] - p.section_pairs[1];
   }
+  if (c.batch > 0) p.inner_tokens = c.tokens / c.batch;
   lay_out(c, c.q_heads, &p.q);
   lay_out(c, c.k_heads, &p.k);
   const std::int64_t rows = c.ids ? kPositions + 1 : p.num_sections * c.tokens;
   const auto cos = values(rows * p.width, c.angle_dtype, random, c.ids ? p.width : 0);
   const auto sin = values(rows * p.width, c.angle_dtype, random, c.ids ? p.width : 0);
-  p.cos.tokens = p.sin.tokens = {0, p.width};
+  p.cos.tokens = p.sin.tokens = {p.inner_tokens * p.width, p.width};
   p.cos.section_stride = p.sin.section_stride = c.tokens * p.width;
   std::vector<unsigned char> ids(static_cast<std::size_t>(p.num_sections * c.tokens) * 8), nan_ids = ids;
   if (c.ids) {
     p.id_dtype = options & 1 ? DType::kInt32 : DType::kInt64;
-    p.id_tokens = {0, 1};
+    p.id_tokens = {p.inner_tokens, 1};
     p.id_section_stride = c.tokens;
     constexpr std::int64_t kBad[] = {-1, kPositions, 1000, 2147483647, -2147483648};
     const int bytes = size_of(p.id_dtype);
@@ -189,7 +203,8 @@ void run_case(const Case& c, int options, std::mt19937* random) {
       arch == 90 ? sm90::rope(p, plan, nullptr) : sm80::rope(p, plan, nullptr);
       check(cudaDeviceSynchronize(), "rope");
       const std::string what = text(c) + ", options " + std::to_string(options) + ", plan " +
-                               (plan.streams ? "streams" : std::to_string(plan.heads)) + ", sm_" + std::to_string(arch);
+                               (plan.streams ? "streams" : std::to_string(plan.heads) + (plan.lanes ? " lanes" : "")) +
+                               ", sm_" + std::to_string(arch);
       expect(q_got.host(), q_out, what + ", q");
       expect(k_got.host(), k_out, what + ", k");
     }
