@@ -66,7 +66,8 @@ def behind_switch(source: str, fault: Any, number: int) -> tuple[int, int, str]:
     planted = source[begin : fault.begin] + fault.text + source[fault.end : end]
     if fault.kind == "call":
         return begin, end, f"(RLK_IS_MUTANT({number}) ? (void)0 : (void)({whole}))"
-    return begin, end, f"(RLK_IS_MUTANT({number}) ? ({planted}) : ({whole}))"
+    as_bool = "!!" if fault.kind == "not" else ""  # a pointer and its negation have no common type
+    return begin, end, f"(RLK_IS_MUTANT({number}) ? {as_bool}({planted}) : ({whole}))"
 
 
 def switched(source: str, numbers: Mapping[Any, int]) -> tuple[str, list[Any]]:

@@ -52,11 +52,9 @@ SHARED = {
     "policy_loss": ["test_token_weight"],
     "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
     "value_loss": ["test_token_weight"],
-    "call": ["test_engine"],
+    "call": ["test_engine", "test_linear_sample", "test_linear_logprob"],
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
-    "tokens": ["test_token_model", "test_exact_bounds", "test_one_dimension"],
     "softmax_stats": ["test_label_smoothing"],
-    "workspace": ["test_linear_sample"],
 }
 # Tests of C++ files whose names begin with no operator's name.
 OF_STEM = {
@@ -84,8 +82,8 @@ OF_STEM = {
     "half": ["linear", "rms_norm"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
     "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "workspace": ["linear_logprob"], "random_words": ["random_bits"],
-    "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"], "row_pitch": ["linear_logprob"],
+    "random_words": ["random_bits"], "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
+    "row_pitch": ["linear_logprob"],
 }  # fmt: skip
 ANY = ["test_exact_bounds", "test_option_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input",
        "test_token_model", "test_other_device"]  # fmt: skip

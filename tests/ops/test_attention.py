@@ -129,6 +129,18 @@ def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, 
                 assert_same(got, want[b], (form, head_dim, s.lengths[b]))
 
 
+@pytest.mark.parametrize("page_size", [1, 2, 16])
+def test_pages_of_any_size_have_the_bytes_of_keys_in_a_row(
+    page_size: int, device: str, exp: str, rng: np.random.Generator
+) -> None:
+    """Pages of one key, of two, and of as many as engines use. Other tests have pages of seven keys."""
+    s = Sequences(rng, [(3, 70), (1, 33), (2, 2)], (4, 2), 32, "bfloat16", device)
+    want = alone(s, device=device, exp=exp)
+    out = results(s._paged((), page_size), backward=False, device=device, exp=exp)["out"]
+    for b, got in enumerate(s.split("packed", out)):
+        assert not differing(got, want[b]["out"]), s.lengths[b]
+
+
 def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as_do_not(
     device: str, exp: str, rng: np.random.Generator
 ) -> None:

@@ -373,7 +373,7 @@ def test_a_cpp_test_that_fails_or_does_not_end_has_noticed(
         ("if (a == 1 && b > 2 || c) f();", "bound", ">", ">=", "a == 1 && ({} ? (b >= 2) : (b > 2)) || c)"),
         ("if (a && b || c) f();", "logic", "&&", "||", "if (({} ? (a || b || c) : (a && b || c))) f();"),
         ("k = w ? a::b <= 1 : 2;", "bound", "<=", "<", "w ? ({} ? (a::b < 1) : (a::b <= 1)) : 2;"),
-        ("if (!done(x) && y) f();", "not", "!", "", "if (({} ? (done(x)) : (!done(x))) && y) f();"),
+        ("if (!done(x) && y) f();", "not", "!", "", "if (({} ? !!(done(x)) : (!done(x))) && y) f();"),
         ("f(a, std::max(b, c) / 2);", "extremum", "max", "min", "f(a, ({} ? (std::min(b, c) / 2) : (std::max"),
         ("F one = of(1.0f, ')');", "constant", "1.0f", "0.0f", "of(({} ? (0.0f) : (1.0f)), ')')"),
         ("  check_it(p);", "call", "check_it(p)", "(void)0", "  ({} ? (void)0 : (void)(check_it(p)));"),
