@@ -402,7 +402,8 @@ const Array& read_tokens(Frame* frame, nb::handle object, const char* name) {
 }
 
 // Reads k_cache or v_cache for such tokens: [num_pages, page_size, num_heads, columns], or one row per slot.
-const Array& read_cache(Frame* frame, nb::handle object, const char* name, const Array& tokens) {
+const Array& read_cache(Frame* frame, nb::handle object, const char* name, const Array& tokens,
+                        const Array* other = nullptr) {
   const Array& a = frame->read(object, name, kFloats.names);
   check_dtype(a, tokens);
   const TensorView &v = a.view(), &t = tokens.view();
@@ -414,6 +415,7 @@ const Array& read_cache(Frame* frame, nb::handle object, const char* name, const
   const std::int64_t page_size = ndim == 4 ? v.shape[1] : 1;
   require(page_size > 0, a, "pages of at least one slot, got shape ", a.shape());
   require(v.shape[0] < (std::int64_t{1} << 31) / page_size, a, "fewer than 2^31 slots, got shape ", a.shape());
+  frame->require_writable(a, other);
   require_columns(a);
   return a;
 }
@@ -473,16 +475,16 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache
   require_shape(v->shape[0] == num_tokens && v->shape[1] == num_heads, v, "shape [", num_tokens, ", ", num_heads,
                 ", columns] (tokens and heads of k)");
   const Array& k_cache = read_cache(frame, k_cache_given, "k_cache", k);
-  const Array& v_cache = read_cache(frame, v_cache_given, "v_cache", v);
-  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices);
-  frame->require_writable(k_cache, &v_cache);
-  frame->require_writable(v_cache, &k_cache);
+  const Array& v_cache = read_cache(frame, v_cache_given, "v_cache", v, &k_cache);
   const TensorView &kc = k_cache.view(), &vc = v_cache.view();
   require_shape(vc.ndim == kc.ndim && vc.shape[0] == kc.shape[0] && (kc.ndim == 3 || vc.shape[1] == kc.shape[1]),
                 v_cache, "as many slots, in the same pages, as k_cache of shape ", k_cache.shape());
   require(!share_memory(kc, vc, k_cache.element_bytes()), v_cache, "memory other than k_cache's");
+  const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices);
   require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
           "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
+  frame->require_writable(k_cache, &v_cache);  // again, beside the slots
+  frame->require_writable(v_cache, &k_cache);
   CacheAppendParams p;
   p.k = side_of(k, k_cache);
   p.v = side_of(v, v_cache);

@@ -54,11 +54,11 @@ struct LogprobCall : LogprobInput {
     dtype = first->dtype;
     logits = first->data;
     num_columns = first->shape[last];
-    read(frame, a);
     const std::int64_t stride = first->stride(last);  // NumPy gives an empty array the stride 0
-    require(num_rows == 0 || num_columns <= 1 || stride == 1, first,
+    require(first->num_elements() == 0 || num_columns == 1 || stride == 1, first,
             "a contiguous last dimension (stride 1), got stride ", stride, kCopyHint);
     logits_rows = read_layout(first, last, "leading dimensions");
+    read(frame, a);
   }
   // For logits [rows of hidden, columns] that are not in memory; a.logits is None.
   LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t columns, DType of_logits)

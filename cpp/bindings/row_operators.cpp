@@ -310,12 +310,12 @@ RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool al
       frame->optional(accumulates ? main_grad : out, accumulates ? "main_grad" : "out", "float32");
   p.dweight_dtype = accumulates ? DType::kFloat32 : read_dtype(out_dtype, given ? given->view().dtype : p.dtype);
   if (given && given->view().dtype != p.dweight_dtype) dtype_error(*given, name_of(p.dweight_dtype));
+  Results results("linear", frame);
+  results.add_matrix(given, p.out_features, p.in_features, &p.dweight, &p.dweight_stride, p.dweight_dtype);
   if (p.dweight_dtype != p.dtype && p.dweight_dtype != DType::kFloat32) {
     if (given) dtype_error(*given, "float32 or ", p.dtype, " (that of dy)");
     check_gradient_dtype("out_dtype", p.dweight_dtype, p.dtype);
   }
-  Results results("linear", frame);
-  results.add_matrix(given, p.out_features, p.in_features, &p.dweight, &p.dweight_stride, p.dweight_dtype);
   p.main_grad_stride = p.dweight_stride;
   if (accumulates) p.main_grad = static_cast<const float*>(p.dweight);
   return results.run(rlk::linear_weight_grad, &p, linear_workspace_bytes<LinearWeightGradParams>, accumulates);

@@ -57,45 +57,48 @@ float read_share(nb::handle value, const char* name) {
 }
 
 // Returns (advantages or None, returns).
-nb::object run_gae(Frame* frame, const TokenArguments& tokens, GaeParams p, nb::handle bootstrap) {
+nb::object run_gae(Frame* frame, TokenArguments* tokens, GaeParams p, nb::handle mask, nb::handle bootstrap) {
+  p.sequences = tokens->sequences();
+  fill(&p.rewards, tokens->first());
   const VectorArgument boots(frame, bootstrap, "bootstrap", kFloat32, p.sequences.num_sequences, "num_sequences");
   boots.require_contiguous();
   p.bootstrap = boots.floats();
-  p.advantages = p.returns = tokens.output();
+  RLK_FILL(p, tokens->mask, mask)
+  p.advantages = p.returns = tokens->output();
   return Results("gae", frame)
-      .add(&p.advantages.data, tokens.shape(), p.kind != GaeKind::kDiscountedReturns)
-      .add(&p.returns.data, tokens.shape())
+      .add(&p.advantages.data, tokens->shape(), p.kind != GaeKind::kDiscountedReturns)
+      .add(&p.returns.data, tokens->shape())
       .run(rlk::gae, p);
 }
 
 RLK_FUNCTION(gae, (rewards, values, mask, cu_seqlens, bootstrap, gamma, lam)) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  auto p = tokens.params(mask, &GaeParams::rewards);
+  GaeParams p;
   RLK_FILL(p, tokens.optional, values)
   RLK_FILL(p, read_share, gamma, lam)
-  return run_gae(frame, tokens, p, bootstrap);
+  return run_gae(frame, &tokens, p, mask, bootstrap);
 }
 
 RLK_FUNCTION(discounted_returns, (rewards, mask, cu_seqlens, gamma), bool reset) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  auto p = tokens.params(mask, &GaeParams::rewards);
+  GaeParams p;
   p.kind = GaeKind::kDiscountedReturns;
   RLK_FILL(p, as_given, reset)
   RLK_FILL(p, read_share, gamma)
-  return run_gae(frame, tokens, p, nb::none());
+  return run_gae(frame, &tokens, p, mask, nb::none());
 }
 
 RLK_FUNCTION(vtrace,
              (rewards, values, logprob, rollout_logprob, mask, cu_seqlens, bootstrap, gamma, lam, rho_bar, c_bar),
              bool rollout_neutral) {
   TokenArguments tokens(frame, rewards, "rewards", cu_seqlens);
-  auto p = tokens.params(mask, &GaeParams::rewards);
+  GaeParams p;
   p.kind = GaeKind::kVtrace;
   RLK_FILL(p, as_given, rollout_neutral)
   RLK_FILL(p, tokens.optional, values, logprob, rollout_logprob)
   RLK_FILL(p, read_share, gamma, lam)
   RLK_FILL(p, read_positive, rho_bar, c_bar)
-  return run_gae(frame, tokens, p, bootstrap);
+  return run_gae(frame, &tokens, p, mask, bootstrap);
 }
 
 // Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
