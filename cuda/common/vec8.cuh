@@ -19,15 +19,24 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// L2's evict-first policy, for data that nobody reads again.
-__device__ __forceinline__ std::uint64_t evict_first_policy() {
-  std::uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ uint4 load_once(const void* from, std::uint64_t policy) {
+// A load that keeps its place among others, so that all of a thread's loads are in flight together.
+__device__ __forceinline__ uint4 load_in_order(const void* from) {
   uint4 v;
-  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
+
+// A policy of L2: evict-first, for data that nobody reads again while L2 may hold something better, or normal, which is
+// faster where L2 cannot hold a call's data.
+__device__ __forceinline__ std::uint64_t l2_policy(bool evict_first) {
+  std::uint64_t first, normal;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  return evict_first ? first : normal;
+}
+__device__ __forceinline__ uint4 load_in_order(const void* from, std::uint64_t policy) {
+  uint4 v;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from), "l"(policy));
   return v;
@@ -48,12 +57,19 @@ __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from
 #endif
 }
 
-// Policy: empty, or evict_first_policy().
-template <class T, class... Policy>
-__device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* from, Policy... policy) {
+template <class T>
+__device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* from) {
   Vec8<T> x;
 #pragma unroll
-  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns, policy...);
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns);
+  return x;
+}
+// Policy: empty, or l2_policy().
+template <class T, class... Policy>
+__device__ __forceinline__ Vec8<T> load_vec8_in_order(const typename T::Storage* from, Policy... policy) {
+  Vec8<T> x;
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_in_order(from + i * Vector<T>::kColumns, policy...);
   return x;
 }
 template <class T>
@@ -74,6 +90,16 @@ template <class T>
 __device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T>& x) {
 #pragma unroll
   for (int i = 0; i < Vec8<T>::kVectors; ++i) __stcs(reinterpret_cast<uint4*>(to) + i, x.v[i].v);
+}
+template <class T>
+__device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T>& x, std::uint64_t policy) {
+#pragma unroll
+  for (int i = 0; i < Vec8<T>::kVectors; ++i) {
+    const uint4& v = x.v[i].v;
+    asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to + i * Vector<T>::kColumns),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "l"(policy)
+                 : "memory");
+  }
 }
 // Rounded to nearest even; a NaN becomes the type's canonical one.
 template <class T>

@@ -15,6 +15,8 @@ namespace {  // one copy per architecture
 constexpr int kForwardBlock = 128;     // minimum number of threads per block
 constexpr int kForwardThreads = 1024;  // minimum per multiprocessor: 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
+// Calls that move fewer bytes are evict-first in L2: their inputs then leave room for their outputs.
+constexpr std::int64_t kLargeBytes = std::int64_t{1} << 27;
 
 template <int kThreads>
 constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
@@ -46,7 +48,7 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
 // it sums a row, since further rows use those registers better.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
-    rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many) {
+    rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {
   using Storage = typename T::Storage;
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // lanes per thread
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   };
   Vec8<T> h[kVec8s]{}, w[kVec8s];
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
-  const std::uint64_t policy = evict_first_policy();
+  const std::uint64_t policy = l2_policy(evict_first);
   allow_next_kernel();
   if constexpr (kThreads >= 32) {  // rows of few vec8s are not worth a copy each
     if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
 #pragma unroll
   for (int i = 0; i < kVec8s; ++i) {
     const int vec8 = thread + i * kThreads;
-    if (vec8 < vec8s) h[i] = load_vec8_once<T>(x + vec8 * kVec8, policy);
+    if (vec8 < vec8s) h[i] = load_vec8_in_order<T>(x + vec8 * kVec8, policy);
   }
   const bool early_weight =
       !sum_first && (kPlain || (p.weight != nullptr && p.weight_dtype == p.dtype && p.y != nullptr));
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
       const int vec8 = thread + i * kThreads;
-      if (vec8 < vec8s) more[i] = load_vec8_once<T>(residual + vec8 * kVec8, policy);
+      if (vec8 < vec8s) more[i] = load_vec8_in_order<T>(residual + vec8 * kVec8, policy);
     }
 #pragma unroll
     for (int i = 0; i < kVec8s; ++i) {
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
 #pragma unroll
       for (int j = 0; j < kVec8; ++j) a[j] = __fadd_rn(a[j], b[j]);
       h[i] = vec8_of<T>(a);
-      store_vec8<T>(new_residual + vec8 * kVec8, h[i]);
+      store_vec8<T>(new_residual + vec8 * kVec8, h[i], policy);
     }
   }
 #pragma unroll
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
 #pragma unroll
       for (int j = 0; j < kVec8; ++j) z[j] = __fmul_rn(z[j], weight[j]);
     }
-    store_vec8(y + vec8 * kVec8, vec8_of<T>(z));
+    store_vec8<T>(y + vec8 * kVec8, vec8_of<T>(z), policy);
   }
 }
 
@@ -201,8 +203,10 @@ void run_rows(const RmsNormParams& p, cudaStream_t stream) {
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   const unsigned blocks = checked_blocks((p.num_rows + kRows - 1) / kRows, "rms_norm");
   const bool many = p.num_rows > kMostFewRows;
+  const std::int64_t arrays = p.residual == nullptr ? 2 : 4;
+  const bool evict_first = p.num_rows * p.columns * size_of(p.dtype) * arrays < kLargeBytes;
   const auto launch = [&](auto* kernel) {
-    launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p, many);
+    launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kRowBlock<kThreads>, 0, stream, p, many, evict_first);
   };
   if (p.residual == nullptr) {
     launch(is_plain(p) ? rms_norm_row_kernel<T, kThreads, kVec8s, false, true>
