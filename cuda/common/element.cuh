@@ -8,6 +8,11 @@
 
 namespace rlk::cuda {
 
+// A condition of two packed elements.
+struct PairOfConditions {
+  bool low, high;
+};
+
 // Tag types: the storage of an element and its arithmetic on packed pairs.
 struct Bf16 {
   using Storage = std::uint16_t;
@@ -46,6 +51,17 @@ struct Bf16 {
     asm("min.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
   }
+  static __device__ __forceinline__ PairOfConditions negative2(std::uint32_t a) {
+#if __CUDA_ARCH__ >= 900
+    int low, high;
+    asm("{\n\t.reg .pred p, q;\n\tsetp.lt.bf16x2 p|q, %2, %3;\n\tselp.s32 %0, 1, 0, p;\n\tselp.s32 %1, 1, 0, q;\n\t}"
+        : "=r"(low), "=r"(high)
+        : "r"(a), "r"(0));
+    return {low != 0, high != 0};
+#else
+    return {Bf16::low(a) < 0.0f, Bf16::high(a) < 0.0f};
+#endif
+  }
 };
 
 struct Fp16 {
@@ -82,6 +98,13 @@ struct Fp16 {
     std::uint32_t r;
     asm("min.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
+  }
+  static __device__ __forceinline__ PairOfConditions negative2(std::uint32_t a) {
+    int low, high;
+    asm("{\n\t.reg .pred p, q;\n\tsetp.lt.f16x2 p|q, %2, %3;\n\tselp.s32 %0, 1, 0, p;\n\tselp.s32 %1, 1, 0, q;\n\t}"
+        : "=r"(low), "=r"(high)
+        : "r"(a), "r"(0));
+    return {low != 0, high != 0};
   }
 };
 

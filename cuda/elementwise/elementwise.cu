@@ -10,7 +10,8 @@
 #include "rlk/kernels/elementwise_formulas.h"
 #include "rlk/kernels/row_split.h"
 
-namespace rlk::cuda {
+namespace rlk {
+namespace cuda {
 
 // Operations of formulas on columns. Argument-dependent lookup finds them, so they are outside the unnamed namespace.
 template <class T>
@@ -38,6 +39,37 @@ __device__ __forceinline__ InMemory<T> rounded_product(const Eight<T>& a, const 
   return {rounded_product<T>(a.v, x)};
 }
 
+// -kGateLimit of the type, twice.
+template <class T>
+constexpr std::uint32_t kGateLimits = std::is_same_v<T, Bf16> ? 0xc2b0c2b0u : 0xd580d580u;
+static_assert(kGateLimit == 88.0f);
+
+// silu of 16-bit types: its limit and its comparison take two columns per instruction.
+template <Activation kActivation, class T>
+requires(kActivation == Activation::kSilu &&
+         T::kPacked) __device__ __forceinline__ Eight<T> activations(const InMemory<T>& gate) {
+  const uint4& v = gate.v[0].v;
+  const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  Eight<T> r;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const std::uint32_t m = T::max2(words[i], kGateLimits<T>);
+    const PairOfConditions negative = T::negative2(m);
+    const float low = T::low(m), high = T::high(m);
+    r.v[2 * i] = mul_rn(low, sigmoid_of_half(low, negative.low));
+    r.v[2 * i + 1] = mul_rn(high, sigmoid_of_half(high, negative.high));
+  }
+  return r;
+}
+
+}  // namespace cuda
+
+template <class T>
+constexpr bool kGainsFromHalves<cuda::InMemory<T>> = T::kPacked;
+template <class T>
+constexpr bool kGainsFromHalves<cuda::Eight<T>> = T::kPacked;
+
+namespace cuda {
 namespace {  // one copy per architecture
 
 constexpr int kLog2Block = 7, kBlock = 1 << kLog2Block;  // short blocks, which the scheduler spreads evenly
@@ -57,11 +89,14 @@ template <class T>
 __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t offset) {
   return static_cast<typename T::Storage*>(base) + offset;
 }
-// Three inputs keep enough loads in flight. Kernels with fewer inputs gain from prefetches.
-template <class T, int kInputs>
-constexpr bool kPrefetches = T::kPacked&& kInputs < 3;
+// kOneRow: a launch has a single row. Its chunks need no division, its address no product. kWhole: this row consists of
+// whole chunks, for which no thread tests whether a column exists.
+enum class Split { kRows, kOneRow, kWhole };
+// Three inputs keep enough loads in flight, and so do whole chunks. Other kernels gain from prefetches.
+template <class T, int kInputs, Split kSplit>
+constexpr bool kPrefetches = T::kPacked&& kInputs < 3 && kSplit != Split::kWhole;
 
-template <class Params, class T, int kForm, int kVec8s>
+template <class Params, class T, int kForm, int kVec8s, Split kSplit>
 __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>::kVectors* kVec8s)))
     elementwise_kernel(const __grid_constant__ Params p, const RowSplit split) {
   using Storage = typename T::Storage;
@@ -69,38 +104,47 @@ __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>
   constexpr int kIn = kInputs<Params>, kOut = kOutputs<Params>;
   constexpr typename Operator::Inputs kInputArrays;
   constexpr typename Operator::Outputs kOutputArrays;
+  constexpr bool kOneRow = kSplit != Split::kRows, kWhole = kSplit == Split::kWhole;
   const int vec8s = static_cast<int>(p.columns) / kVec8;
   allow_next_kernel();
-  const RowPlace at = place_in_rows(split, kVec8s, blockIdx.x, static_cast<int>(threadIdx.x));
-  if constexpr (kPrefetches<T, kIn>) {
+  const auto place_of = [&](unsigned block, int thread) {
+    if constexpr (kOneRow) return RowPlace{0, static_cast<int>(block) * (kVec8s * kBlock) + thread, kBlock};
+    return place_in_rows(split, kVec8s, block, thread);
+  };
+  const RowPlace at = place_of(blockIdx.x, static_cast<int>(threadIdx.x));
+  if constexpr (kPrefetches<T, kIn, kSplit>) {
     constexpr int kBlockBytes = kIn * kBlock * kVec8s * static_cast<int>(sizeof(Vector<T>));
     constexpr std::uint32_t kAhead = kPrefetchBytes / kBlockBytes;
     const auto prefetch = [&](const RowPlace& place) {
-      if (place.row >= p.num_rows) return;
+      if (kOneRow ? place.first >= vec8s : place.row >= p.num_rows) return;
       const unsigned bytes = min(kVec8s * kBlock, vec8s - place.first) * sizeof(Vector<T>);
       for_each(kInputArrays, [&](auto array, int) {
         if (!array.is_given(p)) return;
-        prefetch_to_l2(row_of<T>(p.*array.kData, (p.*array.kRows).offset(place.row)) + place.first * kVec8, bytes);
+        const std::int64_t offset = kOneRow ? 0 : (p.*array.kRows).offset(place.row);
+        prefetch_to_l2(row_of<T>(p.*array.kData, offset) + place.first * kVec8, bytes);
       });
     };
-    if (threadIdx.x == 0 && split.log2_rows == 0) {  // the block has a chunk of one row
+    if (threadIdx.x == 0 && (kOneRow || split.log2_rows == 0)) {  // the block has a chunk of one row
       if (blockIdx.x < kAhead) prefetch(at);
-      prefetch(place_in_rows(split, kVec8s, blockIdx.x + kAhead, 0));
+      prefetch(place_of(blockIdx.x + kAhead, 0));
     }
   }
   wait_for_previous_kernel();
-  if (at.row >= p.num_rows) return;
+  if (!kOneRow && at.row >= p.num_rows) return;
   InMemory<T> in[kVec8s][kIn], out[kOut];
   const Storage* from[kIn];
   RowOffsets inputs(p, at.row);
-  for_each(kInputArrays, [&](auto array, int k) { from[k] = row_of<T>(p.*array.kData, inputs.next(array)); });
+  // Offsets of a thread's vec8s from the address that it computes once.
+  const int begin = kWhole ? at.first * kVec8 : 0;
+  const auto offset = [&](int i) { return (kWhole ? i * kBlock : at.first + i * at.step) * kVec8; };
+  for_each(kInputArrays,
+           [&](auto array, int k) { from[k] = row_of<T>(p.*array.kData, kOneRow ? begin : inputs.next(array)); });
 #pragma unroll
   for (int i = 0; i < kVec8s; ++i) {
-    const int vec8 = at.first + i * at.step;
-    if (vec8 >= vec8s) continue;
+    if (!kWhole && at.first + i * at.step >= vec8s) continue;
     for_each(kInputArrays, [&](auto array, int k) {
       if (array.is_given(p)) {
-        in[i][k] = {load_vec8_once<T>(from[k] + vec8 * kVec8)};
+        in[i][k] = {load_vec8_in_order<T>(from[k] + offset(i))};
       } else {
         in[i][k] = Eight<T>{-0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f, -0.0f};
       }
@@ -108,14 +152,14 @@ __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>
   }
   Storage* to[kOut];
   RowOffsets outputs(p, at.row);
-  for_each(kOutputArrays, [&](auto array, int k) { to[k] = row_of<T>(p.*array.kData, outputs.next(array)); });
+  for_each(kOutputArrays,
+           [&](auto array, int k) { to[k] = row_of<T>(p.*array.kData, kOneRow ? begin : outputs.next(array)); });
 #pragma unroll
   for (int i = 0; i < kVec8s; ++i) {
-    const int vec8 = at.first + i * at.step;
-    if (vec8 >= vec8s) continue;
+    if (!kWhole && at.first + i * at.step >= vec8s) continue;
     Operator::template apply<kForm>(p, in[i], out);
     for_each(kOutputArrays, [&](auto array, int k) {
-      if (kOut == 1 || p.*array.kData != nullptr) store_vec8<T>(to[k] + vec8 * kVec8, out[k]);
+      if (kOut == 1 || p.*array.kData != nullptr) store_vec8<T>(to[k] + offset(i), out[k]);
     });
   }
 }
@@ -163,6 +207,25 @@ void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::in
   launch_dependent<kOverlap>(kernel, static_cast<int>(blocks), kBlock, 0, stream, p, split);
 }
 
+// A contiguous call is launched as one row.
+template <bool kOverlap, class T, int kForm, int kVec8s, class Params>
+void launch_vec8s(const Params& p, cudaStream_t stream) {
+  const auto launch_split = [&]<Split kSplit>(const Params& q) {
+    launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, kVec8s, kSplit>, q, q.columns / kVec8, kVec8s,
+                               stream);
+  };
+  if constexpr (T::kPacked) {  // float32 gains nothing
+    const std::int64_t columns = p.num_rows * p.columns;
+    if (is_one_row(p) && (kVec8s == 1 || columns % (kBlock * kVec8s * kVec8) == 0)) {
+      Params all = p;
+      all.num_rows = 1;
+      all.columns = columns;
+      return launch_split.template operator() < kVec8s == 1 ? Split::kOneRow : Split::kWhole > (all);
+    }
+  }
+  launch_split.template operator()<Split::kRows>(p);
+}
+
 template <bool kOverlap, int kForms, class Params>
 void launch(const Params& p, int vec8s, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
@@ -171,10 +234,8 @@ void launch(const Params& p, int vec8s, cudaStream_t stream) {
       constexpr int kForm = decltype(form)::value;
       if (vec8s == 0) {
         launch_over_rows<kOverlap>(&elementwise_any_kernel<Params, T, kForm>, p, p.columns, kVec8, stream);
-      } else if (vec8s == 1) {
-        launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, 1>, p, p.columns / kVec8, 1, stream);
       } else {
-        launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, 2>, p, p.columns / kVec8, 2, stream);
+        vec8s == 1 ? launch_vec8s<kOverlap, T, kForm, 1>(p, stream) : launch_vec8s<kOverlap, T, kForm, 2>(p, stream);
       }
     });
   });
@@ -182,7 +243,8 @@ void launch(const Params& p, int vec8s, cudaStream_t stream) {
 }
 
 }  // namespace
-}  // namespace rlk::cuda
+}  // namespace cuda
+}  // namespace rlk
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 

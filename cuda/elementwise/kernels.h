@@ -23,11 +23,24 @@ bool serves(int vec8s, const Params& p) {
   return vec8s == 0 || (p.columns % 8 == 0 && has_vectors(p, typename Elementwise<Params>::Inputs{}) &&
                         has_vectors(p, typename Elementwise<Params>::Outputs{}));
 }
+// Whether each given array is contiguous, so that all of its rows are one long row, whose columns an int can count.
+template <class Params, class... Array>
+bool is_contiguous(const Params& p, Arrays<Array...>) {
+  return (... && (p.*Array::kData == nullptr || p.num_rows == 1 ||
+                  ((p.*Array::kRows).inner >= p.num_rows && (p.*Array::kRows).inner_stride == p.columns)));
+}
+template <class Params>
+bool is_one_row(const Params& p) {
+  constexpr std::int64_t kMostColumns = std::int64_t{1} << 30;
+  return p.num_rows * p.columns <= kMostColumns && is_contiguous(p, typename Elementwise<Params>::Inputs{}) &&
+         is_contiguous(p, typename Elementwise<Params>::Outputs{});
+}
 template <class Params>
 int choose_vec8s(const Params& p, int multiprocessors) {
   constexpr std::int64_t kFewThreads =
       1024;  // threads per multiprocessor; below that, more threads are faster than more loads per thread
   if (!serves(1, p)) return 0;
+  if (p.dtype == DType::kFloat32) return 1;  // two vectors of 16 bytes
   return p.num_rows * (p.columns / 8) >= 2 * kFewThreads * multiprocessors ? 2 : 1;
 }
 

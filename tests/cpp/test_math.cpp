@@ -331,6 +331,28 @@ TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
   }
 }
 
+// The shorter arithmetic for numbers of 16-bit types, from every reciprocal, as above.
+TEST(Math, TheSigmoidOfEvery16BitNumberNeedsOneNewtonStep) {
+  for (std::uint32_t i = 0; i < 0x10000; ++i) {
+    const auto pattern = static_cast<std::uint16_t>(i);
+    for (const float x : {float_of_bf16(pattern), float_of_f16(pattern)}) {
+      if (x != x) continue;
+      const float e = half_exponential(x), exact = exp_nonpositive(-abs_of(x));
+      ASSERT_EQ(hex(abs_of(e) < 0x1.0p-126f ? 0.0f : e), hex(exact)) << std::hexfloat << x;
+      const float d = 1.0f + e, right = 1.0f / d;
+      ASSERT_EQ(hex(d), hex(1.0f + exact)) << std::hexfloat << x;
+      for (int ulp = -2; ulp <= 2; ++ulp) {
+        const float reciprocal = float_of(bits_of(right) + ulp);
+        const float off = fma_rn(reciprocal, d, -1.0f);
+        if (abs_of(off) > 0x1.0p-23f || (d == 0x1.fffffep+0f && off < 0)) continue;
+        ASSERT_EQ(hex(short_quotient_of(e, d, reciprocal)), hex(exact / d)) << std::hexfloat << x << ", " << ulp;
+        ASSERT_EQ(hex(short_quotient_of(1.0f, d, reciprocal)), hex(right)) << std::hexfloat << x << ", " << ulp;
+      }
+    }
+  }
+  EXPECT_EQ(hex(half_exponential(kNan)), hex(half_exponential(-88.0f)));
+}
+
 // An instruction that multiplies bfloat16 may replace fp32's product followed by a rounding. The product of two 8-bit
 // significands is exact except below 2^-133, where no product is near enough to a tie. Tries every significand and
 // exponent of one operand, and many of the other.

@@ -15,6 +15,7 @@
 #include "rlk/math/mma_model.h"
 #include "rlk/math/mufu_model.h"
 #include "rlk/math/philox.h"
+#include "rlk/math/sigmoid.h"
 
 namespace {
 
@@ -623,6 +624,22 @@ void test_division() {
   }
 }
 
+// Compares sigmoid_of_half with sigmoid over every number of the 16-bit types.
+__global__ void half_sigmoid_kernel(Count* differing) {
+  const auto pattern = static_cast<std::uint16_t>(blockIdx.x * blockDim.x + threadIdx.x);
+  for (const float x : {rlk::float_of_bf16(pattern), rlk::float_of_f16(pattern)}) {
+    if (!rlk::is_nan(x) && bits_of(rlk::sigmoid_of_half(x)) != bits_of(rlk::sigmoid(x))) atomicAdd(differing, Count{1});
+  }
+}
+
+void test_half_sigmoid() {
+  constexpr std::uint32_t kPatterns = 0x10000;
+  DeviceArray<Count> differing(1);
+  half_sigmoid_kernel<<<kPatterns / 256, 256>>>(differing.data);
+  finish_launch();
+  report(differing.host()[0] == 0, "sigmoid of 16-bit numbers", differing.host()[0], 2 * kPatterns);
+}
+
 int main() {
   cudaDeviceProp device;
   CUDA_CHECK(cudaGetDeviceProperties(&device, 0));
@@ -636,6 +653,7 @@ int main() {
   test_half();
   test_philox();
   test_division();
+  test_half_sigmoid();
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed == 0 ? 0 : 1;
 }

@@ -17,14 +17,20 @@ struct Activated {
   F value, slope;
 };
 
-template <Activation kActivation, bool kSlope, class F>
+// kHalf: g is a number of a 16-bit type, and the backend gains from knowing it.
+template <Activation kActivation, bool kSlope, bool kHalf = false, class F>
 RLK_HD Activated<F> activated(F g) {
   const F one = broadcast<F>(1.0f), half = broadcast<F>(0.5f), limit = broadcast<F>(kGateLimit);
   const F m = select(g < -limit, -limit, g);
   const F c = kSlope ? select(m > limit, limit, m) : m;
   Activated<F> r{g, g};
   if constexpr (kActivation == Activation::kSilu) {
-    const F s = sigmoid_of_number(g);  // wrong for a NaN, which the products below restore
+    F s;  // wrong for a NaN, which the products below restore
+    if constexpr (kHalf) {
+      s = sigmoid_of_half(g);
+    } else {
+      s = sigmoid_of_number(g);
+    }
     r.value = mul_rn(m, s);
     if constexpr (kSlope) r.slope = mul_rn(s, fma_rn(c, sub_rn(one, s), one));
   } else if constexpr (kActivation == Activation::kGelu) {
@@ -47,6 +53,12 @@ RLK_HD Activated<F> activated(F g) {
   return r;
 }
 
+// The activations of columns. A backend may overload this with a cheaper way.
+template <Activation kActivation, class V>
+RLK_DEVICE auto activations(const V& gate) {
+  return each([](auto g) { return activated<kActivation, false, kGainsFromHalves<V>>(g).value; }, gate);
+}
+
 template <>
 struct Elementwise<GatedMulParams> {
   using P = GatedMulParams;
@@ -58,7 +70,7 @@ struct Elementwise<GatedMulParams> {
 
   template <int kForm, class V>
   static RLK_DEVICE void apply(const P& p, const V (&in)[2], V (&out)[1]) {
-    const auto a = each([](auto g) { return activated<static_cast<Activation>(kForm), false>(g).value; }, in[0]);
+    const auto a = activations<static_cast<Activation>(kForm)>(in[0]);
     if (p.round_before_mul) {
       out[0] = rounded_product(a, in[1]);
     } else {
@@ -79,10 +91,11 @@ struct Elementwise<GatedMulBackwardParams> {
 
   template <int kForm, class V>
   static RLK_DEVICE void apply(const P& p, const V (&in)[3], V (&out)[2]) {
+    constexpr bool kHalf = kGainsFromHalves<V>;
     const auto dy = numbers(in[0]);
     const auto r = each(
         [](auto d, auto g, auto u) {
-          auto a = activated<static_cast<Activation>(kForm), true>(g);
+          auto a = activated<static_cast<Activation>(kForm), true, kHalf>(g);
           a.slope = mul_rn(mul_rn(d, u), a.slope);
           return a;
         },

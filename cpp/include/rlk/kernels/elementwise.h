@@ -118,6 +118,10 @@ RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbe
   return each([](Number b, Number c) { return mul_rn(b, c); }, rounded(a), x);
 }
 
+// Whether columns of type V hold numbers of a 16-bit type and their backend has shorter arithmetic for such numbers.
+template <class V>
+constexpr bool kGainsFromHalves = false;
+
 // form_of gives the form of a call, 0 where there is only one. with_form calls f(FormConstant<form>{}).
 template <class Params>
 RLK_HD int form_of(const Params& p) {

@@ -83,6 +83,22 @@ RLK_HD float div_in_range(float n, float d) {
 #endif
 }
 
+// n / d, correctly rounded, by a single Newton step: two instructions fewer. It serves d = fl(1 + e) and the n of
+// sigmoid_of_half, where the test of math/ tries every argument with every reciprocal that quotient_of allows.
+RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
+#if defined(__CUDA_ARCH__)
+  float q;  // these instructions read a subnormal n as +0
+  asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(q) : "f"(n), "f"(reciprocal));
+  float rest;
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(rest) : "f"(-d), "f"(q), "f"(n));
+  asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(q) : "f"(rest), "f"(reciprocal), "f"(q));
+  return q;
+#else
+  const float read = abs_of(n) < 0x1p-126f ? 0.0f : n, q = mul_rn(read, reciprocal);
+  return fma_rn(fma_rn(-d, q, read), reciprocal, q);
+#endif
+}
+
 // A vector type's scalar constant: broadcast<F>(1.0f).
 template <class F>
 RLK_HD F broadcast(float a) {

@@ -29,6 +29,24 @@ RLK_HD F sigmoid(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
 }
 
+// sigmoid_of_number for the numbers of a 16-bit type, from which GPUs save three instructions.
+// half_exponential: e^-|x|, subnormal where exp_nonpositive gives +0. No |x| above 88 needs more: e^-88 is subnormal.
+RLK_HD float half_exponential(float x) {
+  return exp_normal(-__builtin_fminf(abs_of(x), 88.0f));  // NaN: e^-88
+}
+// negative: x < 0.
+RLK_HD float sigmoid_of_half(float x, [[maybe_unused]] bool negative) {
+#if defined(__CUDA_ARCH__)
+  const float e = half_exponential(x), d = add_rn(1.0f, e);
+  float reciprocal;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(d));
+  return short_quotient_of(select(negative, e, 1.0f), d, reciprocal);
+#else
+  return sigmoid_of_number(x);
+#endif
+}
+RLK_HD float sigmoid_of_half(float x) { return sigmoid_of_half(x, x < 0.0f); }
+
 // sigmoid(x) and sigmoid(-x) from one exponential. 1 - sigmoid(x) would lose the digits of the latter.
 template <class F>
 struct Sigmoids {
