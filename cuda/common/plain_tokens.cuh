@@ -23,7 +23,6 @@ template <class Terms>
 struct PlainShared {
   uint4 ring[kPlainStages][Terms::kInputs + kMaskVectors][kTokenThreads];
   float kept[kTokenWaves<TokenGpu>][kKept];
-  unsigned tokens[kTokenWaves<TokenGpu>];
   WaveResults of_waves;
 };
 
@@ -349,7 +348,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   const WaveTokens of =
       plain_tokens<Terms, kShared, true>(p, factors, left, copies, value, nullptr, shared->kept[wave]);
   wait_for_previous_kernel();
-  const PolicyTotals totals = totals_of_few<Batch>(q, w.factors, shared->tokens);
+  const PolicyTotals totals = totals_of_few<Batch>(q, w.factors);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *w.shared = totals;  // for the sums
     *w.finished = 0;

@@ -131,14 +131,20 @@ __global__ void __launch_bounds__(kTokenThreads)
   count = sum_over_block(count, of_waves);
   if (thread == 0) w.factors[blockIdx.x].tokens = count;
 }
-// The totals of few sequences whose tokens few_counts_kernel has counted. All threads of a block call it.
+// The totals of few sequences whose tokens few_counts_kernel has counted. Each warp computes them, without a barrier.
 template <class Batch>
-__device__ __forceinline__ PolicyTotals totals_of_few(const Sequences& q, const typename Batch::Factors* factors,
-                                                      unsigned (&of_waves)[kTokenWaves<TokenGpu>]) {
-  static_assert(kFewSequences <= kTokenThreads);
-  const unsigned tokens = threadIdx.x < q.num_sequences ? static_cast<unsigned>(factors[threadIdx.x].tokens) : 0;
-  const int sequences = __syncthreads_count(tokens > 0);
-  return {sum_over_block(tokens, of_waves), sequences};
+__device__ __forceinline__ PolicyTotals totals_of_few(const Sequences& q, const typename Batch::Factors* factors) {
+  constexpr int kLanes = TokenGpu::kLanes;
+  const auto lane = static_cast<int>(threadIdx.x) % kLanes, count = static_cast<int>(q.num_sequences);
+  unsigned tokens = 0, sequences = 0;
+#pragma unroll
+  for (int i = 0; i < kFewSequences / kLanes; ++i) {
+    const int s = lane + i * kLanes;
+    const unsigned of = s < count ? static_cast<unsigned>(factors[s].tokens) : 0;
+    tokens += of;
+    sequences += of > 0 ? 1 : 0;
+  }
+  return {TokenGpu::sum_over_wave(tokens), TokenGpu::sum_over_wave(sequences)};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@ namespace {  // one copy per architecture
 struct TokenGpu {
   static constexpr int kLanes = 32;
   static constexpr bool kReadsAgain = false;
+  static constexpr bool kFewAtOnce = true;
   using Tokens = Vec4;  // one uniform branch serves four tokens, whose instructions overlap
   template <class Params>
   static __device__ __forceinline__ const Params& first_argument(const Params& p) {

@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   __shared__ FewShared<Batch> shared;
   allow_next_kernel();
   wait_for_previous_kernel();
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(w.shared));  // read when the sums of sequences are known
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 

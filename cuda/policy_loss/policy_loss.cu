@@ -15,6 +15,8 @@ constexpr TermsKernel<PolicyBatch> kPolicyTerms =
 
 __global__ void __launch_bounds__(kTokenThreads)
     scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
   scale_values<TokenGpu>(p, blockIdx.x, gridDim.x);
 }
 
@@ -40,7 +42,8 @@ void policy_loss_alone(const PolicyLossParams& p, const TokenPlan& plan, cudaStr
 }
 
 void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) {
-  scale_gradients_kernel<<<static_cast<unsigned>(map_blocks(p.count)), kTokenThreads, 0, stream>>>(p);
+  launch_dependent<kOverlap>(scale_gradients_kernel, static_cast<int>(map_blocks(p.count)), kTokenThreads, 0, stream,
+                             p);
   check(cudaGetLastError(), "launch of scale_gradients");
 }
 

@@ -15,6 +15,7 @@
 //   load, store                     of Tokens or a Vec4, at multiples of their size
 //   of_lane(address)                keeps an address out of scalar registers
 //   count_on                        an atomic addition
+//   kFewAtOnce                      whether the sums of few sequences read all of their inputs before they use any
 #pragma once
 
 #include <type_traits>

@@ -68,8 +68,9 @@ struct TotalsShared {
   TotalsOf<Batch> node[kMostGatherWaves], total;
 };
 
-// Adds up the partial results of a wave's lanes into `*to`; sums follow the tree over lanes.
-template <class Gpu, class Batch>
+// Adds up the partial results of a wave's lanes into `*to`; sums follow the tree over lanes. kFew: counts are below
+// 2^25.
+template <class Gpu, class Batch, bool kFew>
 RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
   RLK_UNROLL
@@ -92,14 +93,17 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
-    const std::int64_t high = Gpu::sum_over_wave(static_cast<std::uint32_t>(t.count[i] >> kLowBits));
-    const std::int64_t of_wave = Gpu::sum_over_wave(low) + (high << kLowBits);
+    std::int64_t of_wave = Gpu::sum_over_wave(low);
+    if constexpr (!kFew) {
+      const std::int64_t high = Gpu::sum_over_wave(static_cast<std::uint32_t>(t.count[i] >> kLowBits));
+      of_wave += high << kLowBits;
+    }
     if (lane == 0) to->count[i] = of_wave;
   }
 }
 // Total of `count` partial results from(i), into shared->total; sums follow the tree over their index. kMany: `count`
-// may exceed the threads of a block of kWaves waves.
-template <class Gpu, class Batch, int kWaves, bool kMany, class From>
+// may exceed the threads of a block of kWaves waves. kFew: total_of_wave, and reads of all waves at once.
+template <class Gpu, class Batch, int kWaves, bool kMany, bool kFew = false, class From>
 RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
   constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
                 kApart = 64;  // so that different threads handle columns of different kinds
@@ -115,7 +119,7 @@ RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& f
                                            : left <= kLanes ? 1
                                                             : (left + kLanes - 1) / kLanes;
     if (wave < waves)
-      total_of_wave<Gpu, Batch>(thread < left ? from(base + thread) : Batch::missing(), &shared->node[wave]);
+      total_of_wave<Gpu, Batch, kFew>(thread < left ? from(base + thread) : Batch::missing(), &shared->node[wave]);
     Gpu::barrier();
     if (kind == 0 && column < Batch::kSums) {
       float x[kWaves];
@@ -129,10 +133,20 @@ RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& f
       sum = x[0];
       if constexpr (kMany) tree.take(sum);
     } else if (kind == 1 && column < Batch::kCounts) {
-      for (int w = 0; w < waves; ++w) counted += shared->node[w].count[column];
+      if constexpr (kFew) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; ++w) counted += w < waves ? shared->node[w].count[column] : 0;
+      } else {
+        for (int w = 0; w < waves; ++w) counted += shared->node[w].count[column];
+      }
     } else if (kind == 2 && column < Batch::kMaxima) {
       if (base == 0) most = shared->node[0].maximum[column];
-      for (int w = 0; w < waves; ++w) most = maximum_of(most, shared->node[w].maximum[column]);
+      if constexpr (kFew) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; ++w) most = w < waves ? maximum_of(most, shared->node[w].maximum[column]) : most;
+      } else {
+        for (int w = 0; w < waves; ++w) most = maximum_of(most, shared->node[w].maximum[column]);
+      }
     }
     if (kMany) Gpu::barrier();
   }
@@ -202,11 +216,28 @@ RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace
     const auto* const from = reinterpret_cast<const Vector*>(in_global(w.partials[g]) + first * tiles);
     auto* const to = reinterpret_cast<Vector*>(shared->partials);
     const int vectors = left * tiles * static_cast<int>(sizeof(TilePartial<8>) / sizeof(Vector));
-    for (int i = Gpu::thread(); i < vectors; i += kTokenThreads) to[i] = from[i];
+    if constexpr (Gpu::kFewAtOnce) {
+      constexpr int kMost =
+          kFewSequences * kFewTiles * static_cast<int>(sizeof(TilePartial<8>) / sizeof(Vector)) / kTokenThreads;
+      Vector mine[kMost];
+      RLK_UNROLL
+      for (int i = 0; i < kMost; ++i) {
+        const int at = Gpu::thread() + i * kTokenThreads;
+        if (at < vectors) mine[i] = from[at];
+      }
+      RLK_UNROLL
+      for (int i = 0; i < kMost; ++i) {
+        const int at = Gpu::thread() + i * kTokenThreads;
+        if (at < vectors) to[at] = mine[i];
+      }
+    } else {
+      for (int i = Gpu::thread(); i < vectors; i += kTokenThreads) to[i] = from[i];
+    }
     Gpu::barrier();
     if (Gpu::thread() < left) of[g] = sums_of_few_tiles(shared->partials + Gpu::thread() * tiles, tiles);
   }
-  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false>(
+  static_assert((kFewTiles << kMostBlockTile<Gpu>) < 1 << 25);
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false, Gpu::kFewAtOnce>(
       left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
 }
 // One block computes the total of all sequences (are_few).
