@@ -22,6 +22,28 @@ void by_type_and_mode(const SampleParams& p, F fn) {
   });
 }
 
+namespace {  // one copy per architecture
+
+// The arrays of a chunk's i-th row.
+struct ChunkRow {
+  std::int64_t row;  // its number in the call
+  std::uint32_t* mask;
+  SampleState* state;
+  std::uint64_t* firsts;
+  float* nodes;
+  std::uint64_t* sorted;
+};
+__device__ __forceinline__ ChunkRow row_of(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
+  return {chunk.first + i,
+          chunk.masks + i * sample_mask_words(p.vocab_size),
+          chunk.states + i,
+          chunk.firsts + i * kMaxTeam,
+          chunk.nodes + i * sample_node_floats(p.vocab_size),
+          chunk.sorted + i * 2 * p.sorted_columns};
+}
+
+}  // namespace
+
 namespace RLK_CUDA_ARCH {
 
 // The results of a chunk's rows except the n best, and the raw log-probabilities. rows.cuh defines both launches.

@@ -48,12 +48,10 @@ template <class T, bool kRaw>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_best_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
   wait_for_previous_kernel();
   allow_next_kernel();
-  BestOfRow<T, kRaw>(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory),
-                     chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i, chunk.firsts + i * kMaxTeam,
-                     chunk.nodes + i * sample_node_floats(p.vocab_size))
+  BestOfRow<T, kRaw>(p, own.row, reinterpret_cast<FinishShared*>(memory), own.mask, own.state, own.firsts, own.nodes)
       .run();
 }
 

@@ -15,22 +15,20 @@ template <Exp kExp>
 __global__ void __launch_bounds__(kRowThreads, 3)
     sample_merge_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  RowOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                            chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                            chunk.firsts + i * kMaxTeam)
-      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
+  RowOfMerge<RowTeam, kExp>(RowTeam(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                            own.firsts)
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + own.row + 1);
 }
 
 template <Exp kExp>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_merge_tree_kernel(const __grid_constant__ SampleMergeParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  TreeOfMerge<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                             chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                             chunk.firsts + i * kMaxTeam, chunk.nodes + i * sample_node_floats(p.vocab_size))
-      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
+  TreeOfMerge<RowTeam, kExp>(RowTeam(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                             own.firsts, own.nodes)
+      .run(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + own.row + 1);
 }
 
 template <Exp kExp>

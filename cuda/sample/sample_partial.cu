@@ -22,10 +22,9 @@ template <class T>
 __global__ void __launch_bounds__(kRowThreads, 3)
     sample_shard_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  RowOfShard<RowTeam, T>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                         chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                         chunk.firsts + i * kMaxTeam)
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
+  RowOfShard<RowTeam, T>(RowTeam(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                         own.firsts)
       .run();
 }
 
@@ -33,10 +32,9 @@ template <class T, Exp kExp>
 __global__ void __launch_bounds__(kRowThreads, 2)
     sample_round_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  RowOfRound<RowTeam, T, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                               chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                               chunk.firsts + i * kMaxTeam, chunk.sorted + i * 2 * p.sorted_columns)
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
+  RowOfRound<RowTeam, T, kExp>(RowTeam(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                               own.firsts, own.sorted)
       .run();
 }
 
@@ -44,10 +42,9 @@ template <Exp kExp>
 __global__ void __launch_bounds__(kRowThreads, 3)
     sample_cut_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
-  RowOfCut<RowTeam, kExp>(RowTeam(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                          chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                          chunk.firsts + i * kMaxTeam)
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
+  RowOfCut<RowTeam, kExp>(RowTeam(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                          own.firsts)
       .run();
 }
 
@@ -61,13 +58,12 @@ template <class T, Exp kExp, TreePass kPass>
 __global__ void __launch_bounds__(kTreeThreads<kPass>, kShardTreeBlocks<kPass>)
     sample_shard_tree_kernel(const __grid_constant__ SamplePartialParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
-  const std::int64_t i = blockIdx.x;
+  const ChunkRow own = row_of(p, chunk, blockIdx.x);
   using Team = BlockTeam<kTreeThreads<kPass>>;
-  TreeOfShard<Team, T, kExp> tree(Team(), p, chunk.first + i, reinterpret_cast<SampleShared*>(memory),
-                                  chunk.masks + i * sample_mask_words(p.vocab_size), chunk.states + i,
-                                  chunk.nodes + i * sample_node_floats(p.vocab_size));
+  TreeOfShard<Team, T, kExp> tree(Team(), p, own.row, reinterpret_cast<SampleShared*>(memory), own.mask, own.state,
+                                  own.nodes);
   if constexpr (kPass == TreePass::kTree) {
-    tree.run_tree(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1);
+    tree.run_tree(p.kept_offsets == nullptr ? nullptr : p.kept_offsets + own.row + 1);
   } else if constexpr (kPass == TreePass::kDraw) {
     tree.run_draw();
   } else {
