@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <cstddef>
 
 #include "kept_list.cuh"
 #include "rlk/kernels/sample_select.h"
@@ -34,7 +35,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         num_slots_(kNumParts << map_.height),
         nodes_(chunk.nodes + i * 4 * num_slots_),
         bracket_(*bracket_of(chunk.firsts, i)),
-        rows_(chunk.rows),
+        chunk_(chunk),
+        i_(i),
         capacity_(static_cast<std::uint32_t>(chunk.most_listed)),
         list_(chunk.listed + i * chunk.most_listed) {
     __syncthreads();
@@ -54,8 +56,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (thread_of_block() == 0) bracket_ = {0, 0, low(), high(), waiting.largest, 0};
     return true;
   }
-  // Runs after the scan of masses. `listed`: a list of all columns that a row keeps serves to compute its nodes.
-  __device__ void cut(KeptList<T, kExp>& listed) {
+  // Runs after the scan of masses. Where the list has all columns that the row keeps, it also gives the row's nodes.
+  __device__ __forceinline__ void cut() {
     const SampleState state = *state_;
     const Bracket bracket = bracket_;
     if (state.waits != kForMasses) return;
@@ -63,18 +65,25 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     c_ = log2_scale(want.temperature);
     m_ = state.m;
     q_ = state.q;
-    const bool found = bracket.listed <= capacity_ && find_last(bracket, share_of_mass(want.top_p, bracket.total));
-    const bool lists_all = found && bracket.high == infinity();
-    __syncthreads();
+    const std::uint64_t least = share_of_mass(want.min_p, mass_of(bracket.largest));
+    const LeafMasks masks(&s_, map_);
+    const bool lists_all = bracket.high == infinity() && masks.fit();
+    // Adds a column before the cut to the masks.
+    const auto keep = [&](std::uint64_t rank, float z) {
+      if (least == 0 || mass_of(z) >= least) masks.add(rank);
+    };
+    const std::uint64_t goal = share_of_mass(want.top_p, bracket.total);
+    if (bracket.listed > capacity_ || !find_last(bracket, goal, lists_all, masks, keep)) {
+      if (thread_of_block() == 0) state_->waits = kForSelection;
+      return;
+    }
     if (thread_of_block() == 0) {
-      if (found) {
-        state_->last = s_.base.found_prefix;
-        state_->least = share_of_mass(want.min_p, mass_of(bracket.largest));
-      }
-      state_->waits = found ? kForTree : kForSelection;
+      state_->last = s_.base.found_prefix;
+      state_->least = least;
+      state_->waits = kForTree;
     }
     __syncthreads();
-    if (lists_all) listed.run(list_, static_cast<int>(bracket.listed));
+    if (lists_all) KeptList<T, kExp>(p_, chunk_, i_, &s_, masks).run(list_, static_cast<int>(bracket.listed));
   }
 
  private:
@@ -198,8 +207,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     };
     z_behind(columns() - margin(), &low());
     // A short list of all columns that the row may keep has no upper end.
-    const float most = fminf(kShortList, static_cast<float>(KeptList<T, kExp>::capacity(map_)));
-    if (rows_ < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
+    const float most = fminf(kShortList, static_cast<float>(KeptList<T, kExp>::capacity(LeafMasks(&s_, map_))));
+    if (chunk_.rows < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
     return ex2_approx((static_cast<float>(bin) + 0.5f) * (-kMassRange / kDigitBins));
@@ -209,9 +218,44 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
+  // Ranks and masses of columns in one bin; they use the counts of the selection.
+  static constexpr std::uint32_t kFewInBin = kRowThreads;
+  __device__ __forceinline__ std::uint64_t* bin_ranks() const {
+    return reinterpret_cast<std::uint64_t*>(s_.base.counts);
+  }
+  __device__ __forceinline__ std::uint64_t* bin_masses() const { return bin_ranks() + kFewInBin; }
+  static_assert(sizeof(SampleShared::counts) >= 16 * kFewInBin && offsetof(SampleShared, counts) % 8 == 0);
+
+  // Adds the masses of the list's columns to their bins. Both halves of several columns are added at once.
+  template <class Bin>
+  __device__ __forceinline__ void add_to_bins(int size, Bin bin_of) const {
+    constexpr int kAtOnce = 4;
+#pragma unroll 1
+    for (int base = thread_of_block(); base < size; base += kAtOnce * kRowThreads) {
+      float z[kAtOnce];
+      std::uint32_t high[kAtOnce];
+      std::uint32_t* to[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) z[k] = z_of_rank(list_[min(base + k * kRowThreads, size - 1)]);
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const std::uint64_t mass = base + k * kRowThreads < size ? mass_of(z[k]) : 0;
+        const auto low = static_cast<std::uint32_t>(mass);
+        to[k] = reinterpret_cast<std::uint32_t*>(s_.base.masses + bin_of(z[k]));
+        high[k] = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(to[k], low) > ~low ? 1 : 0);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (high[k] != 0) atomicAdd(to[k] + 1, high[k]);
+      }
+    }
+  }
   // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
-  // Returns whether the bracket and shared memory hold it.
-  __device__ bool find_last(const Bracket& bracket, std::uint64_t goal) {
+  // Returns whether the bracket and shared memory hold it. marks: the function also clears the masks, and calls
+  // keep(rank, z) for all listed columns up to this one.
+  template <class Keep>
+  __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks,
+                                            const LeafMasks& masks, Keep keep) {
     SampleShared& s = s_.base;
     if (bracket.above >= goal) return false;
     const float high = fminf(bracket.high, bracket.largest);
@@ -221,15 +265,13 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       return x >= kDigitBins - 1 ? kDigitBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
     };
     const auto size_of_list = static_cast<int>(bracket.listed);
-    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) {
-      s.counts[i] = 0;
-      s.masses[i] = 0;
+    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) s.masses[i] = 0;
+    if (thread_of_block() == 0) {
+      s.found_count = 0;
+      s.listed = 0;
     }
     __syncthreads();
-    each_of_list<8>(list_, size_of_list, [&](std::uint64_t, float z) {
-      Team().add(&s.counts[bin_of(z)], 1u);
-      Team().add(&s.masses[bin_of(z)], mass_of(z));
-    });
+    add_to_bins(size_of_list, bin_of);
     __syncthreads();
     // Each thread sums eight neighbouring bins.
     constexpr int kOwnBins = kDigitBins / kRowThreads;
@@ -238,8 +280,6 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) own_mass += s.masses[first_bin + k];
     std::uint64_t sum = block_scan(own_mass, s_.wide) + bracket.above;
-    if (thread_of_block() == 0) s.found_count = 0;
-    __syncthreads();
     if (sum < goal && sum + own_mass >= goal) {
 #pragma unroll 1
       for (int k = 0; k < kOwnBins; ++k) {
@@ -247,7 +287,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         if (sum + mass >= goal) {
           s.found_prefix = static_cast<std::uint64_t>(first_bin + k);
           s.found_before = sum;
-          s.found_count = s.counts[first_bin + k];
+          s.found_count = 1;
           break;
         }
         sum += mass;
@@ -255,34 +295,66 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     }
     __syncthreads();
     const std::uint64_t before = s.found_before;
-    const std::uint32_t size = s.found_count;
     const int bin = static_cast<int>(s.found_prefix);
-    if (size == 0 || size > kListColumns) return false;
-    if (thread_of_block() == 0) s.listed = 0;
+    if (s.found_count == 0) return false;
+    if (marks) masks.clear();
     __syncthreads();
-    each_of_list<2>(list_, size_of_list, [&](std::uint64_t rank, float z) {
-      if (bin_of(z) == bin) s.list[Team().take(&s.listed)] = rank;
+    each_of_list<4>(list_, size_of_list, [&](std::uint64_t rank, float z) {
+      const int own = bin_of(z);
+      if (own == bin) {
+        const std::uint32_t at = Team().take(&s.listed);
+        if (at < kFewInBin) bin_ranks()[at] = rank;
+      } else if (marks && own < bin) {
+        keep(rank, z);
+      }
     });
     __syncthreads();
-    if (size > kRowThreads) {
-      this->list_size_ = size;
-      this->listed_ = true;
-      std::uint64_t mine = 0;
-      for (std::uint32_t i = thread_of_block(); i < size; i += kRowThreads) mine = max(mine, s.list[i]);
-      const std::uint64_t most = this->reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
-      const std::uint64_t last = min(this->last_kept(kLastRank, goal - before, false), most);
-      if (thread_of_block() == 0) s.found_prefix = last;
+    const std::uint32_t size = s.listed;
+    if (size > kListColumns) return false;
+    if (size > kFewInBin) {
+      find_among_many(goal - before, bin, bin_of);
+      if (!marks) return true;
+      const std::uint64_t last = s.found_prefix;
+      __syncthreads();
+      masks.clear();
+      __syncthreads();
+      each_of_list<1>(list_, size_of_list, [&](std::uint64_t rank, float z) {
+        if (rank <= last) keep(rank, z);
+      });
+      __syncthreads();
       return true;
     }
-    const std::uint64_t own = thread_of_block() < static_cast<int>(size) ? s.list[thread_of_block()] : kLastRank;
-    const std::uint64_t mass = own != kLastRank ? mass_of(z_of_rank(own)) : 0;
-    s.masses[thread_of_block()] = mass;
+    const bool has = thread_of_block() < static_cast<int>(size);
+    const std::uint64_t own = has ? bin_ranks()[thread_of_block()] : kLastRank;
+    const std::uint64_t mass = has ? mass_of(z_of_rank(own)) : 0;
+    bin_masses()[thread_of_block()] = mass;
     __syncthreads();
     sum = before;
 #pragma unroll 1
-    for (std::uint32_t i = 0; i < size; ++i) sum += s.list[i] < own ? s.masses[i] : 0;
-    if (own != kLastRank && sum < goal && sum + mass >= goal) s.found_prefix = own;
+    for (std::uint32_t i = 0; i < size; ++i) sum += bin_ranks()[i] < own ? bin_masses()[i] : 0;
+    if (has && sum < goal && sum + mass >= goal) s.found_prefix = own;
+    if (marks && has && sum < goal) keep(own, z_of_rank(own));
+    __syncthreads();
     return true;
+  }
+  // The same for a bin of many columns, after a pass that lists them. goal: the mass that they must reach.
+  template <class Bin>
+  __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
+    SampleShared& s = s_.base;
+    if (thread_of_block() == 0) s.listed = 0;
+    __syncthreads();
+    std::uint64_t mine = 0;
+    each_of_list<2>(list_, static_cast<int>(bracket_.listed), [&](std::uint64_t rank, float z) {
+      if (bin_of(z) != bin) return;
+      s.list[Team().take(&s.listed)] = rank;
+      mine = max(mine, rank);
+    });
+    const std::uint64_t most = this->reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
+    this->list_size_ = s.listed;
+    this->listed_ = true;
+    const std::uint64_t last = min(this->last_kept(kLastRank, goal, false), most);
+    if (thread_of_block() == 0) s.found_prefix = last;
+    __syncthreads();
   }
 
   FinishShared& s_;
@@ -290,7 +362,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   const int num_slots_;
   const float* const nodes_;
   Bracket& bracket_;
-  const std::int64_t rows_;
+  const SampleChunk& chunk_;
+  const std::int64_t i_;  // the row's number in the chunk
   const std::uint32_t capacity_;
   const std::uint64_t* const list_;
 };

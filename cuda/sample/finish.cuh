@@ -138,18 +138,29 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const std::uint32_t leaves = block_sum(own, &s_, 0);
     if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
-  // Runs after the scan of kept columns.
+  // Runs after the scan of kept columns, and writes the kept set. The first warp draws while the others write the set.
   __device__ void run_rest() {
     if (state_->waits == kDone) {
       kept_ = static_cast<std::int64_t>(state_->kept);
-      return;
+      return write_kept();
     }
     this->load_state();
     masked_ = true;
     std::uint64_t kept = state_->kept;
-    if (state_->waits == kForFew) kept = run_few();
-    scanned_ = state_->waits == kForTree;
-    finish<true>(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
+    scanned_ = state_->waits != kForFew;
+    if (!scanned_) kept = run_few();
+    // The row's largest z is usable and kept, so the tree does not fail.
+    const auto columns = static_cast<std::int64_t>(kept);
+    kept_ = columns == p_.valid_vocab ? 0 : columns;
+    if (!has_scanned_roots()) find_roots();
+    if (thread() < kWarp) {
+      draw_from(root_of(), sample_row_of<PlainMemory>(p_, row_), false, {});
+    } else if (p_.kept_offsets != nullptr) {
+      write_beside_draw();
+    }
+    if (p_.kept_offsets == nullptr) return;
+    __syncthreads();  // behind the results that the first warp wrote
+    if (thread() == kWarp) place_.mark_overflow();
   }
   // Computes everything that a waiting row still needs, from the selection on, without a scan.
   __device__ void run_alone() {
@@ -171,15 +182,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kRowThreads - kWarp);
       before = block_sum(before, &s_);  // until this barrier, the first warp may still draw
     }
-    if (thread() == 0) s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
+    if (thread() == 0) {
+      s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
+      place_.mark_overflow();
+    }
     __syncthreads();
     const std::int64_t begin = s_.kept_begin;
     if (begin < 0) return;
-    if (!listed_) {
-      auto* const counts = reinterpret_cast<std::uint32_t*>(s_.wide);
-      return write_ids_of_mask<kRowThreads>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts,
-                                            s_.base.counts);
-    }
+    if (!listed_) return write_mask<0>(begin);
 #pragma unroll 1
     for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
   }
@@ -193,6 +203,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     float raw = canonical_nan();
     if (id >= 0) {
       const float z = z_at(static_cast<int>(id));
+      if (!has_scanned_roots()) find_roots();
       const SoftmaxStats root = root_of().root;
       if (thread() == 0) store_root(root);
       raw = logprob_outputs(root, z, 1.0f).logprob;
@@ -242,6 +253,31 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
+  // Writes the ids of the row's mask, by the threads from `kFirst` on.
+  template <int kFirst>
+  __device__ __forceinline__ void write_mask(std::int64_t begin) const {
+    auto* const counts = reinterpret_cast<std::uint32_t*>(s_.counts[0]);
+    write_ids_of_mask<kRowThreads - kFirst, kFirst>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts,
+                                                    s_.base.counts);
+  }
+  // Finds the place of the row's kept set, and writes its ids. All warps but the first call this function.
+  __device__ __forceinline__ void write_beside_draw() {
+    constexpr int kThreads = kRowThreads - kWarp;
+    if (thread() == kWarp) place_.publish(kept_);
+    std::uint64_t before = place_.is_first() ? 0 : place_.counts_before(thread() - kWarp, kThreads);
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) before += __shfl_xor_sync(kAllLanes, before, d);
+    if (lane() == 0) s_.wide[warp_of_block()] = before;
+    meet<kThreads>();
+    if (thread() == kWarp) {
+      before = 0;
+#pragma unroll
+      for (int i = 1; i < kRowWarps; ++i) before += s_.wide[i];
+      s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
+    }
+    meet<kThreads>();
+    if (s_.kept_begin >= 0) write_mask<kWarp>(s_.kept_begin);
+  }
   // Shared memory of a list, which replaces the arrays of Base. It holds the nodes and masks of the slots that keep a
   // column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends() holds
   // the index at which each slot's columns end.
@@ -477,36 +513,30 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return rlk::cuda::bits_before(masks()[place], column);
   }
 
-  // Finds the root of every 32 neighbouring slots, in shared memory. If no scan has stored these roots, it also draws a
-  // slot below each root.
+  // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row whose roots
+  // a scan has stored does not need it.
   __device__ void find_roots() const {
-    if (has_scanned_roots()) {
-      const auto* const roots = reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_));
 #pragma unroll 1
-      for (int k = thread(); k < num_roots(); k += kRowThreads) {
-        s_.roots[k] = map_.has_columns(k * kWarp) ? roots[k] : make_float2(-infinity(), 0.0f);
+    for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
+      if (listed_ && s_.bitmap[k] == 0) {
+        if (lane() == 0) s_.roots[k] = make_float2(-infinity(), 0.0f);
+        continue;
       }
-    } else {
-#pragma unroll 1
-      for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
-        if (listed_ && s_.bitmap[k] == 0) {
-          if (lane() == 0) s_.roots[k] = make_float2(-infinity(), 0.0f);
-          continue;
-        }
-        const DrawnLane drawn = draw_over_lanes(node_of(k * kWarp + lane()), 0, s_.words);
-        if (lane() == 0) s_.roots[k] = make_float2(drawn.root.m, drawn.root.S);
-        if (lane() == 0) s_.drawn[k] = static_cast<std::uint8_t>(drawn.lane);
-      }
+      const DrawnLane drawn = draw_over_lanes(node_of(k * kWarp + lane()), 0, s_.words);
+      if (lane() == 0) s_.roots[k] = make_float2(drawn.root.m, drawn.root.S);
+      if (lane() == 0) s_.drawn[k] = static_cast<std::uint8_t>(drawn.lane);
     }
     __syncthreads();
   }
   __device__ bool has_scanned_roots() const { return scanned_ && map_.scans_roots(); }
   __device__ int num_roots() const { return (num_slots_ + kWarp - 1) / kWarp; }
-  // The root of all slots, and the drawn group of 32 slots.
+  // The root of all slots, and the drawn group of 32 slots, from the roots of all groups.
   __device__ DrawnLane root_of() const {
-    find_roots();
+    const bool stored = has_scanned_roots();
+    const auto* const roots = stored ? reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_)) : s_.roots;
     const auto root_at = [&](int i) {
-      const float2 root = i < num_roots() ? s_.roots[i] : make_float2(-infinity(), 0.0f);
+      const bool has = i < num_roots() && (!stored || map_.has_columns(i * kWarp));
+      const float2 root = has ? roots[i] : make_float2(-infinity(), 0.0f);
       return SoftmaxStats{root.x, root.y, 0.0f, 0.0f};
     };
     return draw_over_nodes(num_roots(), root_at, s_.words);
@@ -520,13 +550,22 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // kEnds: this launch writes the kept set, whose count later rows may use while this row draws.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
+    if (!has_scanned_roots()) find_roots();
     const DrawnLane of_roots = root_of();
-    const SoftmaxStats root = of_roots.root;
-    const std::int32_t status = status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
+    const std::int32_t status = status_of_root(of_roots.root);
     const auto columns = static_cast<std::int64_t>(kept);
     kept_ = status != kOk || columns == p_.valid_vocab ? 0 : columns;
     if (kEnds && p_.kept_offsets != nullptr && thread() == 0) place_.publish(kept_);
-    if (thread() >= kWarp) return;
+    if (thread() < kWarp) draw_from(of_roots, want, has_best, best);
+  }
+  static __device__ __forceinline__ std::int32_t status_of_root(const SoftmaxStats& root) {
+    return status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
+  }
+  // The first warp draws, unless `best` has the token, and writes the results.
+  __device__ __forceinline__ void draw_from(const DrawnLane& of_roots, const SampleRow& want, bool has_best,
+                                            const Best& best) {
+    const SoftmaxStats root = of_roots.root;
+    const std::int32_t status = status_of_root(root);
     if (status != kOk) return write_failed(status);
     const Drawn drawn = has_best ? best_of(best) : draw(of_roots.lane);
     if (lane() != 0) return;
@@ -630,7 +669,6 @@ __global__ void __launch_bounds__(kRowThreads, 2)
     row.write_kept();
   } else if constexpr (kFinish == Finish::kRest) {
     row.run_rest();
-    row.write_kept();
   } else {
     row.run_raw();
   }
@@ -642,13 +680,16 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   auto* const shared = reinterpret_cast<FinishShared*>(memory);
-  FinishedRow<T, kExp> row(p, chunk, i, shared);
   MassCut<T, kExp> of_row(p, chunk.first + i, shared, chunk, i);
   wait_for_previous_kernel();
   allow_next_kernel();
-  KeptList<T, kExp> listed(p, chunk, i, shared, of_row.map());
-  of_row.cut(listed);
+  of_row.cut();
   __syncthreads();
+  std::int64_t again = i;
+  asm volatile("" : "+l"(again));  // the selection computes its addresses anew, which takes fewer registers
+  const std::int32_t waits = chunk.states[again].waits;
+  if (waits != kForSelection && waits != kForTree) return;
+  FinishedRow<T, kExp> row(p, chunk, again, shared);
   row.run_selection();
   __syncthreads();
   row.find_few();

@@ -8,24 +8,30 @@ namespace {  // one copy per architecture
 
 constexpr int kMaskAhead = 8;  // words of a mask that a thread loads at once
 
-// A block of kThreads threads writes the ids of a mask's bits in ascending order. Each warp takes neighbouring words,
-// and each lane one bit of every word. counts: one for each warp. ahead: kMaskAhead for each thread. The function
-// passes a barrier before it uses `map`.
+// Waits for a part of a block, whose other threads may do something else.
 template <int kThreads>
+__device__ __forceinline__ void meet() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+// The kThreads threads of a block from `kFirst` on write the ids of a mask's bits in ascending order. Each warp takes
+// neighbouring words, and each lane one bit of every word. counts: one for each warp. ahead: kMaskAhead for each thread.
+// The function passes a barrier of these threads before it uses `map`.
+template <int kThreads, int kFirst = 0>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
                                   std::uint32_t* counts, std::uint32_t* ahead) {
   constexpr int kWarps = kThreads / kWarp;
   const int share = (words + kThreads - 1) / kThreads * kWarp, lane = lane_of_warp();
-  const int from = warp_of_block() * share, to = min(from + share, words);
+  const int warp = warp_of_block() - kFirst / kWarp, from = warp * share, to = min(from + share, words);
   std::uint32_t mine = 0;
 #pragma unroll 8
   for (int i = from + lane; i < to; i += kWarp) mine += static_cast<std::uint32_t>(set_bits_of(mask[i]));
   mine = __reduce_add_sync(kAllLanes, mine);
-  if (lane == 0) counts[warp_of_block()] = mine;
-  __syncthreads();
+  if (lane == 0) counts[warp] = mine;
+  meet<kThreads>();
 #pragma unroll
-  for (int i = 0; i < kWarps; ++i) out += i < warp_of_block() ? counts[i] : 0;
-  ahead += threadIdx.x;
+  for (int i = 0; i < kWarps; ++i) out += i < warp ? counts[i] : 0;
+  ahead += static_cast<int>(threadIdx.x) - kFirst;
   int loaded = kMaskAhead;
 #pragma unroll 1
   for (int base = from; base < to; base += kWarp) {

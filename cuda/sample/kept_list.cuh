@@ -3,6 +3,8 @@
 // order. All architectures share this source.
 #pragma once
 
+#include <cstddef>
+
 #include "first_columns.cuh"
 #include "masses.cuh"
 #include "rlk/kernels/sample_tree.h"
@@ -25,6 +27,52 @@ __device__ __forceinline__ int bits_before(const uint4& mask, int column) {
   return count;
 }
 
+// Masks of all leaves, in shared memory. Other arrays of a KeptList follow them. While the masks are made, `counts` still
+// holds the columns of a bin.
+class LeafMasks {
+ public:
+  __device__ __forceinline__ LeafMasks(FinishShared* shared, const SlotMap& map)
+      : map_(map),
+        of_part_(map.most_leaves()),
+        leaves_(kNumParts * of_part_),
+        masks_(reinterpret_cast<uint4*>(&shared->base)) {}
+
+  __device__ __forceinline__ const SlotMap& map() const { return map_; }
+  __device__ __forceinline__ int leaves() const { return leaves_; }
+  __device__ __forceinline__ uint4* data() const { return masks_; }
+  __device__ __forceinline__ uint4& operator[](int leaf) const { return masks_[leaf]; }
+  // Whether the masks fit into shared memory.
+  __device__ __forceinline__ bool fit() const { return leaves_ <= kMostLeaves; }
+  // The caller passes barriers before and behind.
+  __device__ __forceinline__ void clear() const {
+#pragma unroll 1
+    for (int i = thread_of_block(); i < leaves_; i += kRowThreads) masks_[i] = make_uint4(0, 0, 0, 0);
+  }
+  __device__ __forceinline__ void add(std::uint64_t rank) const {
+    int column;
+    const int leaf = leaf_of(slot_of(rank, &column));
+    atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + leaf) + column / 32, 1u << (column % 32));
+  }
+  __device__ __forceinline__ int slot_of(std::uint64_t rank, int* column) const {
+    return map_.slot_of(static_cast<int>(id_of_rank(rank)), column);
+  }
+  __device__ __forceinline__ int leaf_of(int slot) const {
+    return slot - (slot >> map_.height) * ((1 << map_.height) - of_part_);
+  }
+  __device__ __forceinline__ int slot_of_leaf(int leaf) const {
+    const int part = leaf / of_part_;
+    return (part << map_.height) + leaf - part * of_part_;
+  }
+
+ private:
+  static constexpr int kMostLeaves = static_cast<int>(offsetof(SampleShared, found_prefix)) / 16;
+  static_assert(offsetof(SampleShared, found_prefix) < offsetof(SampleShared, counts));
+
+  const SlotMap map_;
+  const int of_part_, leaves_;  // most leaves of a part; leaves of all parts
+  uint4* const masks_;
+};
+
 template <class T, Exp kExp>
 class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   using Team = BlockTeam<kRowThreads>;
@@ -33,105 +81,141 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 
  public:
   // i: the row's number in the chunk.
-  __device__ KeptList(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
-                      const SlotMap& map)
+  __device__ __forceinline__ KeptList(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
+                                      FinishShared* shared, const LeafMasks& masks)
       : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
              chunk.states + i, chunk.nodes + i * sample_node_floats(p.vocab_size)),
         s_(*shared),
-        map_(map),
-        of_part_(map.most_leaves()),
-        leaves_(kNumParts * of_part_) {}
+        masks_(masks),
+        leaves_(masks.leaves()) {}
 
-  // The kept columns that shared memory holds.
-  static __device__ __forceinline__ int capacity(const SlotMap& map) {
-    return (static_cast<int>(sizeof(SampleShared)) - kNumParts * map.most_leaves() * kLeafBytes) / 4;
+  // The kept columns that shared memory holds, or 0.
+  static __device__ __forceinline__ int capacity(const LeafMasks& masks) {
+    return masks.fit() ? (static_cast<int>(sizeof(SampleShared)) - masks.leaves() * kLeafBytes) / 4 : 0;
   }
-  // Does nothing if shared memory is too small.
-  __device__ void run(const std::uint64_t* list, int size) {
-    if (capacity(map_) <= 0) return;
+  // The masks are complete, and the row's state has its cut, behind a barrier.
+  __device__ __forceinline__ void run(const std::uint64_t* list, int size) {
     this->load_state();
-#pragma unroll 1
-    for (int i = thread_of_block(); i < leaves_; i += kRowThreads) masks()[i] = make_uint4(0, 0, 0, 0);
-    __syncthreads();
-    auto* const words = reinterpret_cast<std::uint32_t*>(masks());
-    each_kept(list, size, [&](float, int leaf, int column) {
-      atomicOr(words + leaf * kMaskWords + column / 32, 1u << (column % 32));
-    });
-    __syncthreads();
     const int own = (leaves_ + kRowThreads - 1) / kRowThreads;  // neighbouring leaves of a thread
     const int first = min(thread_of_block() * own, leaves_), end = min(first + own, leaves_);
     std::uint32_t count = 0;
 #pragma unroll 1
     for (int leaf = first; leaf < end; ++leaf) {
-      count += static_cast<std::uint32_t>(bits_of(masks()[leaf]));
+      count += static_cast<std::uint32_t>(bits_of(masks_[leaf]));
     }
     std::uint32_t begin = block_scan(count, &s_, 0);
     if (thread_of_block() == kRowThreads - 1) s_.listed = begin + count;
+    if (thread_of_block() == 0) s_.slots = 0;
 #pragma unroll 1
     for (int leaf = first; leaf < end; ++leaf) {
       begins()[leaf] = static_cast<std::uint16_t>(begin);
-      begin += static_cast<std::uint32_t>(bits_of(masks()[leaf]));
+      begin += static_cast<std::uint32_t>(bits_of(masks_[leaf]));
     }
     __syncthreads();
     const std::uint32_t kept = s_.listed;
-    if (static_cast<int>(kept) > capacity(map_)) return;
-    each_kept(list, size, [&](float z, int leaf, int column) {
-      columns()[begins()[leaf] + bits_before(masks()[leaf], column)] = z;
+    if (static_cast<int>(kept) > capacity(masks_)) return;
+    each_of_list<2>(list, size, [&](std::uint64_t rank, float z) {
+      if (rank > this->last_ || !this->survives(z)) return;
+      int column;
+      const int slot = masks_.slot_of(rank, &column), leaf = masks_.leaf_of(slot);
+      terms()[begins()[leaf] + bits_before(masks_[leaf], column)] = term_of(z, reference_of(slot));
     });
     __syncthreads();
+    // A thread has a leaf of up to two kept columns, whose sum has one order. A second loop has leaves of more columns,
+    // so that few threads wait for them.
+    auto* const masks_of_row = reinterpret_cast<uint4*>(mask_);
+    auto* const nodes_of_row = reinterpret_cast<float2*>(nodes_);
 #pragma unroll 1
     for (int leaf = thread_of_block(); leaf < leaves_; leaf += kRowThreads) {
-      const int part = leaf / of_part_, slot = (part << map_.height) + leaf - part * of_part_;
-      reinterpret_cast<uint4*>(mask_)[slot] = masks()[leaf];
-      reinterpret_cast<float2*>(nodes_)[slot] = node_of(leaf);
+      const uint4 mask = masks_[leaf];
+      const int columns = bits_of(mask), slot = masks_.slot_of_leaf(leaf);
+      masks_of_row[slot] = mask;
+      const std::uint32_t at = columns > 2 ? atomicAdd(&s_.slots, 1u) : kMostLarge;
+      if (at < kMostLarge) {
+        large()[at] = static_cast<std::uint16_t>(leaf);
+        continue;
+      }
+      const float m = columns > 0 ? reference_of(slot) : -infinity();
+      const float* const own = terms() + begins()[leaf];
+      float sum = 0.0f;
+      if (m != -infinity()) sum = columns > 2 ? sum_of(leaf) : columns > 1 ? add_rn(own[0], own[1]) : own[0];
+      nodes_of_row[slot] = make_float2(m, sum);
     }
+    __syncthreads();
+    const int leaves = min(static_cast<int>(s_.slots), static_cast<int>(kMostLarge));
+#pragma unroll 1
+    for (int i = thread_of_block(); i < leaves; i += kRowThreads) {
+      const int leaf = large()[i], slot = masks_.slot_of_leaf(leaf);
+      const float m = reference_of(slot);
+      nodes_of_row[slot] = make_float2(m, m == -infinity() ? 0.0f : sum_of(leaf));
+    }
+    __syncthreads();
+    if (masks_.map().scans_roots()) store_roots();
     if (thread_of_block() != 0) return;
     state_->kept = kept;
     state_->waits = kForRoots;
   }
 
  private:
-  // Shared memory holds a mask for each leaf, then the number of kept columns before each leaf, then the kept columns.
+  // Shared memory holds a mask for each leaf, then the number of kept columns before each leaf, then the terms of the
+  // kept columns.
   static constexpr int kLeafBytes = 16 + 2;
   static_assert(kNumParts % 2 == 0);
-  __device__ __forceinline__ uint4* masks() const { return reinterpret_cast<uint4*>(&s_.base); }
+  static constexpr std::uint32_t kMostLarge = sizeof(FinishShared::roots) / 2;
   __device__ __forceinline__ std::uint16_t* begins() const {
-    return reinterpret_cast<std::uint16_t*>(masks() + leaves_);
+    return reinterpret_cast<std::uint16_t*>(masks_.data() + leaves_);
   }
-  __device__ __forceinline__ float* columns() const { return reinterpret_cast<float*>(begins() + leaves_); }
+  __device__ __forceinline__ float* terms() const { return reinterpret_cast<float*>(begins() + leaves_); }
+  // Leaves of more than two kept columns.
+  __device__ __forceinline__ std::uint16_t* large() const { return reinterpret_cast<std::uint16_t*>(s_.roots); }
 
-  // Calls fn(z, leaf, column in the leaf) for the thread's share of the kept columns.
-  template <class F>
-  __device__ __forceinline__ void each_kept(const std::uint64_t* list, int size, F fn) const {
-    each_of_list<1>(list, size, [&](std::uint64_t rank, float z) {
-      if (rank > this->last_ || !this->survives(z)) return;
-      int column;
-      const int slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &column);
-      const int part = slot >> map_.height;
-      fn(z, slot - part * ((1 << map_.height) - of_part_), column);
-    });
-  }
-  // The node of a leaf, by the z of its kept columns.
-  __device__ __forceinline__ float2 node_of(int leaf) const {
-    const int count = bits_of(masks()[leaf]);
-    if (count == 0) return make_float2(-infinity(), 0.0f);
-    const float* z = columns() + begins()[leaf];
-    float largest = z[0];
+  // Stores the root of every 32 neighbouring slots, as a scan does.
+  __device__ __forceinline__ void store_roots() const {
+    const auto* const nodes = reinterpret_cast<const float2*>(nodes_);
+    auto* const roots = reinterpret_cast<float2*>(scanned_roots(nodes_, this->slots_));
+    const int groups = static_cast<int>(this->slots_) / kWarp;
+    constexpr int kAtOnce = 4;
 #pragma unroll 1
-    for (int i = 1; i < count; ++i) largest = fmaxf(largest, z[i]);
+    for (int base = warp_of_block(); base < groups; base += kAtOnce * kRowWarps) {
+      float2 node[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int slot = min(base + k * kRowWarps, groups - 1) * kWarp + lane_of_warp();
+        node[k] = masks_.map().has_columns(slot) ? nodes[slot] : make_float2(-infinity(), 0.0f);
+      }
+#pragma unroll 1
+      for (int k = 0; k < kAtOnce && base + k * kRowWarps < groups; ++k) {
+        const SoftmaxStats root = tree_over_lanes<false>({node[0].x, node[0].y, 0.0f, 0.0f});
+        if (lane_of_warp() == 0) roots[base + k * kRowWarps] = make_float2(root.m, root.S);
+#pragma unroll
+        for (int r = 0; r + 1 < kAtOnce; ++r) node[r] = node[r + 1];
+      }
+    }
+  }
+  // The reference of a slot that keeps a column, and so keeps its largest; -Inf if the slot adds nothing.
+  __device__ __forceinline__ float reference_of(int slot) const {
     SoftmaxStats stats;
-    const LeafReference reference = leaf_reference(this->c_, largest, &stats);
-    if (!reference.usable) return make_float2(stats.m, stats.S);
-    const auto* const words = reinterpret_cast<const std::uint32_t*>(masks() + leaf);
+    const LeafReference reference = leaf_reference(this->c_, nodes_[2 * this->slots_ + slot], &stats);
+    return reference.usable ? reference.m : -infinity();
+  }
+  // The term of a present column in a leaf with reference m. Few columns reach the clamp.
+  __device__ __forceinline__ float term_of(float z, float m) const {
+    const bool common = fma_rn(z, this->c_, -m) >= 1.0f - kStatsFloor;
+    return this->term(z, {m, common ? -infinity() : leaf_clamp(this->c_, m), true});
+  }
+  // The sum of a leaf's terms.
+  __device__ __forceinline__ float sum_of(int leaf) const {
+    const float* term = terms() + begins()[leaf];
+    const auto* const words = reinterpret_cast<const std::uint32_t*>(masks_.data() + leaf);
     float sums[kNumChains] = {};
 #pragma unroll 1
     for (int k = 0; k < kMaskWords; ++k) {
 #pragma unroll 1
       for (std::uint32_t left = words[k]; left != 0; left &= left - 1) {
         const int chain = lowest_bit_of(left) % kNumChains;
-        const float term = this->term(*z++, reference);
+        const float own = *term++;
 #pragma unroll
-        for (int r = 0; r < kNumChains; ++r) sums[r] = r == chain ? add_rn(sums[r], term) : sums[r];
+        for (int r = 0; r < kNumChains; ++r) sums[r] = r == chain ? add_rn(sums[r], own) : sums[r];
       }
     }
 #pragma unroll
@@ -139,12 +223,12 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
 #pragma unroll
       for (int r = 0; r < kNumChains; r += 2 * d) sums[r] = add_rn(sums[r], sums[r + d]);
     }
-    return make_float2(reference.m, sums[0]);
+    return sums[0];
   }
 
   FinishShared& s_;
-  const SlotMap map_;
-  const int of_part_, leaves_;  // most leaves of a part; leaves of all parts
+  const LeafMasks masks_;
+  const int leaves_;
 };
 
 }  // namespace

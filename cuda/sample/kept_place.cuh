@@ -39,14 +39,13 @@ __device__ __forceinline__ std::int64_t end_of_fitting(const SampleParams& p, co
   return end;
 }
 
-// A row's block finds the place of the row's kept set. The first thread publishes the count, writes the row's results,
-// and then places the set.
+// A row's block finds the place of the row's kept set. A thread publishes the count, and then places the set.
 class KeptPlace {
  public:
   __device__ __forceinline__ KeptPlace(const SampleParams& p, const SampleChunk& chunk, std::int64_t i)
       : p_(p), chunk_(chunk), i_(i) {}
 
-  // The first thread calls this function as soon as the count is known; a second call does nothing.
+  // One thread calls this function as soon as the count is known; a second call does nothing.
   __device__ __forceinline__ void publish(std::int64_t count) {
     if (published_) return;
     published_ = true;
@@ -65,28 +64,32 @@ class KeptPlace {
     if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();  // before this block changes `closed`
     return sum;
   }
-  // The first thread writes the row's offset, and the row's status if its `count` ids do not fit. before: the sum of
-  // the counts of all earlier rows. Returns where the ids begin, or -1 if there are none to write.
-  __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) const {
+  // The same thread writes the row's offset. before: the sum of the counts of all earlier rows. Returns where the `count`
+  // ids begin, or -1 if there are none to write.
+  __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) {
     const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
     const std::int64_t begin = base + before, end = begin + count;
     const bool fits = !was_closed_ && end <= p_.kept_capacity;
     const std::int64_t row = chunk_.first + i_;
     if (row == 0) p_.kept_offsets[0] = 0;
     p_.kept_offsets[row + 1] = fits ? end : was_closed_ ? base : end_of_fitting(p_, chunk_, base, i_);
-    if (!fits && count > 0) {
-      p_.status[row] |= kKeptOverflow;
-      if (p_.logprob != nullptr) p_.logprob[row] = canonical_nan();
-    }
+    overflows_ = !fits && count > 0;
     if (i_ + 1 == chunk_.rows) *chunk_.closed = fits ? 0 : 1;
     return fits && count > 0 ? begin : -1;
+  }
+  // It then marks a row whose ids do not fit, behind the row's other results.
+  __device__ __forceinline__ void mark_overflow() const {
+    if (!overflows_) return;
+    const std::int64_t row = chunk_.first + i_;
+    p_.status[row] |= kKeptOverflow;
+    if (p_.logprob != nullptr) p_.logprob[row] = canonical_nan();
   }
 
  private:
   const SampleParams& p_;
   const SampleChunk& chunk_;
   const std::int64_t i_;  // the row's number in the chunk
-  bool published_ = false, was_closed_ = false;
+  bool published_ = false, was_closed_ = false, overflows_ = false;
 };
 
 }  // namespace

@@ -258,6 +258,7 @@ class LeafScan {
     constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
+      std::uint32_t own = 0;
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
         // The hardware's exponential, too, gives no mass below the clamp.
@@ -266,9 +267,10 @@ class LeafScan {
         const bool is_above = kBounded && z[k] >= row.high;
         total->add(e);
         if constexpr (kBounded) above->add(e, is_above);
-        if (z[k] >= row.low && !is_above) open |= 1u << (half * kHalf + k);
+        if (z[k] >= row.low && !is_above) own |= 1u << k;
         z[k] = z[kHalf + k];
       }
+      open |= own << (half * kHalf);
     }
     return open;
   }
