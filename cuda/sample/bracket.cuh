@@ -68,12 +68,9 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     const std::uint64_t least = share_of_mass(want.min_p, mass_of(bracket.largest));
     const LeafMasks masks(&s_, map_);
     const bool lists_all = bracket.high == infinity() && masks.fit();
-    // Adds a column before the cut to the masks.
-    const auto keep = [&](std::uint64_t rank, float z) {
-      if (least == 0 || mass_of(z) >= least) masks.add(rank);
-    };
+    const auto survives = [&](float z) { return least == 0 || mass_of(z) >= least; };
     const std::uint64_t goal = share_of_mass(want.top_p, bracket.total);
-    if (bracket.listed > capacity_ || !find_last(bracket, goal, lists_all, masks, keep)) {
+    if (bracket.listed > capacity_ || !find_last(bracket, goal, lists_all, masks, survives)) {
       if (thread_of_block() == 0) state_->waits = kForSelection;
       return;
     }
@@ -147,18 +144,26 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
           z[i][k] = has ? sample[kOfSlot * slot + k] : make_float4(none, none, none, none);
         }
       }
+#pragma unroll 1
+      for (int i = 0; i < kAhead; ++i) {  // short code, which a block fetches once
+        if (top[0] != -infinity()) {
+          total += node[0].y * ex2_approx(fmaxf(node[0].x - m_, -120.0f));
+          count(top[0], 1);
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (top[i] == -infinity()) continue;
-        total += node[i].y * ex2_approx(fmaxf(node[i].x - m_, -120.0f));
-        count(top[i], 1);
+          for (int k = 0; k < kOfSlot; ++k) {
+            const float own[] = {z[0][k].x, z[0][k].y, z[0][k].z, z[0][k].w};
 #pragma unroll
-        for (int k = 0; k < kOfSlot; ++k) {
-          const float own[] = {z[i][k].x, z[i][k].y, z[i][k].z, z[i][k].w};
-#pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            if (own[r] != -infinity() && own[r] != top[i]) count(own[r], kEach);
+            for (int r = 0; r < 4; ++r) {
+              if (own[r] != -infinity() && own[r] != top[0]) count(own[r], kEach);
+            }
           }
+        }
+#pragma unroll
+        for (int r = 0; r + 1 < kAhead; ++r) {
+          top[r] = top[r + 1];
+          node[r] = node[r + 1];
+#pragma unroll
+          for (int k = 0; k < kOfSlot; ++k) z[r][k] = z[r + 1][k];
         }
       }
     }
@@ -226,36 +231,33 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   __device__ __forceinline__ std::uint64_t* bin_masses() const { return bin_ranks() + kFewInBin; }
   static_assert(sizeof(SampleShared::counts) >= 16 * kFewInBin && offsetof(SampleShared, counts) % 8 == 0);
 
+  static constexpr int kAtOnce = 4;  // columns of the list whose steps overlap
   // Adds the masses of the list's columns to their bins. Both halves of several columns are added at once.
   template <class Bin>
   __device__ __forceinline__ void add_to_bins(int size, Bin bin_of) const {
-    constexpr int kAtOnce = 4;
-#pragma unroll 1
-    for (int base = thread_of_block(); base < size; base += kAtOnce * kRowThreads) {
-      float z[kAtOnce];
+    batches_of_list<kAtOnce>(list_, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
       std::uint32_t high[kAtOnce];
       std::uint32_t* to[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) z[k] = z_of_rank(list_[min(base + k * kRowThreads, size - 1)]);
-#pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const std::uint64_t mass = base + k * kRowThreads < size ? mass_of(z[k]) : 0;
+        const float z = z_of_rank(rank[k]);
+        const std::uint64_t mass = has[k] ? mass_of(z) : 0;
         const auto low = static_cast<std::uint32_t>(mass);
-        to[k] = reinterpret_cast<std::uint32_t*>(s_.base.masses + bin_of(z[k]));
+        to[k] = reinterpret_cast<std::uint32_t*>(s_.base.masses + bin_of(z));
         high[k] = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(to[k], low) > ~low ? 1 : 0);
       }
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         if (high[k] != 0) atomicAdd(to[k] + 1, high[k]);
       }
-    }
+    });
   }
   // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
-  // Returns whether the bracket and shared memory hold it. marks: the function also clears the masks, and calls
-  // keep(rank, z) for all listed columns up to this one.
-  template <class Keep>
+  // Returns whether the bracket and shared memory hold it. marks: the function also makes the
+  // masks of the listed columns up to this one that survive.
+  template <class Survives>
   __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks,
-                                            const LeafMasks& masks, Keep keep) {
+                                            const LeafMasks& masks, Survives survives) {
     SampleShared& s = s_.base;
     if (bracket.above >= goal) return false;
     const float high = fminf(bracket.high, bracket.largest);
@@ -299,13 +301,25 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (s.found_count == 0) return false;
     if (marks) masks.clear();
     __syncthreads();
-    each_of_list<4>(list_, size_of_list, [&](std::uint64_t rank, float z) {
-      const int own = bin_of(z);
-      if (own == bin) {
-        const std::uint32_t at = Team().take(&s.listed);
-        if (at < kFewInBin) bin_ranks()[at] = rank;
-      } else if (marks && own < bin) {
-        keep(rank, z);
+    batches_of_list<kAtOnce>(list_, size_of_list, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+      LeafColumn column[kAtOnce];
+      int own[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        own[k] = has[k] ? bin_of(z_of_rank(rank[k])) : kDigitBins;
+      }
+      if (marks) {
+#pragma unroll
+        for (int k = 0; k < kAtOnce; ++k) column[k] = masks.column_of(rank[k]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (own[k] == bin) {
+          const std::uint32_t at = Team().take(&s.listed);
+          if (at < kFewInBin) bin_ranks()[at] = rank[k];
+        } else if (marks && own[k] < bin && survives(z_of_rank(rank[k]))) {
+          masks.add(column[k]);
+        }
       }
     });
     __syncthreads();
@@ -318,8 +332,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       __syncthreads();
       masks.clear();
       __syncthreads();
-      each_of_list<1>(list_, size_of_list, [&](std::uint64_t rank, float z) {
-        if (rank <= last) keep(rank, z);
+      batches_of_list<1>(list_, size_of_list, [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
+        if (has[0] && rank[0] <= last && survives(z_of_rank(rank[0]))) masks.add(masks.column_of(rank[0]));
       });
       __syncthreads();
       return true;
@@ -333,7 +347,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 #pragma unroll 1
     for (std::uint32_t i = 0; i < size; ++i) sum += bin_ranks()[i] < own ? bin_masses()[i] : 0;
     if (has && sum < goal && sum + mass >= goal) s.found_prefix = own;
-    if (marks && has && sum < goal) keep(own, z_of_rank(own));
+    if (marks && has && sum < goal && survives(z_of_rank(own))) masks.add(masks.column_of(own));
     __syncthreads();
     return true;
   }
@@ -344,11 +358,12 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (thread_of_block() == 0) s.listed = 0;
     __syncthreads();
     std::uint64_t mine = 0;
-    each_of_list<2>(list_, static_cast<int>(bracket_.listed), [&](std::uint64_t rank, float z) {
-      if (bin_of(z) != bin) return;
-      s.list[Team().take(&s.listed)] = rank;
-      mine = max(mine, rank);
-    });
+    batches_of_list<1>(list_, static_cast<int>(bracket_.listed),
+                       [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
+                         if (!has[0] || bin_of(z_of_rank(rank[0])) != bin) return;
+                         s.list[Team().take(&s.listed)] = rank[0];
+                         mine = max(mine, rank[0]);
+                       });
     const std::uint64_t most = this->reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
     this->list_size_ = s.listed;
     this->listed_ = true;

@@ -27,6 +27,11 @@ __device__ __forceinline__ int bits_before(const uint4& mask, int column) {
   return count;
 }
 
+// A column's leaf, the leaf's slot, and the column's number in it.
+struct LeafColumn {
+  int leaf, slot, column;
+};
+
 // Masks of all leaves, in shared memory. Other arrays of a KeptList follow them. While the masks are made, `counts` still
 // holds the columns of a bin.
 class LeafMasks {
@@ -48,16 +53,14 @@ class LeafMasks {
 #pragma unroll 1
     for (int i = thread_of_block(); i < leaves_; i += kRowThreads) masks_[i] = make_uint4(0, 0, 0, 0);
   }
-  __device__ __forceinline__ void add(std::uint64_t rank) const {
-    int column;
-    const int leaf = leaf_of(slot_of(rank, &column));
-    atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + leaf) + column / 32, 1u << (column % 32));
+  __device__ __forceinline__ void add(const LeafColumn& of) const {
+    atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
   }
-  __device__ __forceinline__ int slot_of(std::uint64_t rank, int* column) const {
-    return map_.slot_of(static_cast<int>(id_of_rank(rank)), column);
-  }
-  __device__ __forceinline__ int leaf_of(int slot) const {
-    return slot - (slot >> map_.height) * ((1 << map_.height) - of_part_);
+  __device__ __forceinline__ LeafColumn column_of(std::uint64_t rank) const {
+    LeafColumn of;
+    of.slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &of.column);
+    of.leaf = of.slot - (of.slot >> map_.height) * ((1 << map_.height) - of_part_);
+    return of;
   }
   __device__ __forceinline__ int slot_of_leaf(int leaf) const {
     const int part = leaf / of_part_;
@@ -114,11 +117,24 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     const std::uint32_t kept = s_.listed;
     if (static_cast<int>(kept) > capacity(masks_)) return;
-    each_of_list<2>(list, size, [&](std::uint64_t rank, float z) {
-      if (rank > this->last_ || !this->survives(z)) return;
-      int column;
-      const int slot = masks_.slot_of(rank, &column), leaf = masks_.leaf_of(slot);
-      terms()[begins()[leaf] + bits_before(masks_[leaf], column)] = term_of(z, reference_of(slot));
+    constexpr int kAtOnce = 4;
+    batches_of_list<kAtOnce>(list, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+      float m[kAtOnce], term[kAtOnce];
+      int at[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const LeafColumn of = masks_.column_of(rank[k]);
+        at[k] = begins()[of.leaf] + bits_before(masks_[of.leaf], of.column);
+        m[k] = reference_of(of.slot);
+        term[k] = this->term(z_of_rank(rank[k]), {m[k], -infinity(), true});
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const float z = z_of_rank(rank[k]);
+        if (!has[k] || rank[k] > this->last_ || !this->survives(z)) continue;
+        const bool common = fma_rn(z, this->c_, -m[k]) >= 1.0f - kStatsFloor;  // few columns reach the clamp
+        terms()[at[k]] = common ? term[k] : this->term(z, {m[k], leaf_clamp(this->c_, m[k]), true});
+      }
     });
     __syncthreads();
     // A thread has a leaf of up to two kept columns, whose sum has one order. A second loop has leaves of more columns,
@@ -197,11 +213,6 @@ class KeptList : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(this->c_, nodes_[2 * this->slots_ + slot], &stats);
     return reference.usable ? reference.m : -infinity();
-  }
-  // The term of a present column in a leaf with reference m. Few columns reach the clamp.
-  __device__ __forceinline__ float term_of(float z, float m) const {
-    const bool common = fma_rn(z, this->c_, -m) >= 1.0f - kStatsFloor;
-    return this->term(z, {m, common ? -infinity() : leaf_clamp(this->c_, m), true});
   }
   // The sum of a leaf's terms.
   __device__ __forceinline__ float sum_of(int leaf) const {

@@ -294,9 +294,7 @@ class LeafScan {
       atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), total);
     }
     if (found == 0) return;
-    at = __shfl_sync(kAllLanes, at, 0);
-    if (at + found > work_.chunk.most_listed) return;
-    std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + at + end - own;
+    std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + end - own;
     int base = first_leaf();
     std::uint32_t left = own > 0 ? s_.inside[base / kAtOnce][lane_] : 0;
     const auto next = [&] {  // the lane's next column
@@ -305,19 +303,25 @@ class LeafScan {
       left &= left - 1;
       return id;
     };
-    constexpr int kBatch = 4;  // loads at once
+    constexpr std::uint32_t kBatch = 8;  // loads at once
+    const std::uint32_t most = __reduce_max_sync(kAllLanes, own);
 #pragma unroll 1
-    for (std::uint32_t done = 0; done < own; done += kBatch) {
+    for (std::uint32_t done = 0; done < most; done += kBatch) {
       int id[kBatch] = {};
       float z[kBatch] = {};
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+      for (std::uint32_t k = 0; k < kBatch; ++k) {
         if (done + k >= own) break;
         id[k] = next();
         z[k] = T::load(logits_[id[k]]);
       }
+      if (done == 0) {  // the place arrives together with the first columns
+        at = __shfl_sync(kAllLanes, at, 0);
+        if (at + found > work_.chunk.most_listed) return;
+        to += at;
+      }
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
+      for (std::uint32_t k = 0; k < kBatch; ++k) {
         if (done + k >= own) break;
         if (p_.edited != nullptr &&
             (p_.edited[row * edit_words(p_.vocab_size) + id[k] / 32] >> (id[k] % 32) & 1) != 0) {

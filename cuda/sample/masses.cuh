@@ -59,19 +59,20 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
-// Calls fn(rank, z) for this thread's share of a row's list of ranks; all threads of a block call it. kAhead: loads in
-// flight. A list that the block has read before is in L1.
-template <int kAhead, class F>
-__device__ __forceinline__ void each_of_list(const std::uint64_t* list, int size, F fn) {
+// Calls fn(ranks, whether the list has them) for this thread's share of a row's list of ranks, kAtOnce of them at once;
+// all threads of a block call it. A list that the block has read before is in L1.
+template <int kAtOnce, class F>
+__device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int size, F fn) {
 #pragma unroll 1
-  for (int base = static_cast<int>(threadIdx.x); base < size; base += kAhead * kRowThreads) {
-    std::uint64_t rank[kAhead];
+  for (int base = static_cast<int>(threadIdx.x); base < size; base += kAtOnce * kRowThreads) {
+    std::uint64_t rank[kAtOnce];
+    bool has[kAtOnce];
 #pragma unroll
-    for (int k = 0; k < kAhead; ++k) rank[k] = list[min(base + k * kRowThreads, size - 1)];
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (base + k * kRowThreads < size) fn(rank[k], z_of_rank(rank[k]));
+    for (int k = 0; k < kAtOnce; ++k) {
+      rank[k] = list[min(base + k * kRowThreads, size - 1)];
+      has[k] = base + k * kRowThreads < size;
     }
+    fn(rank, has);
   }
 }
 
