@@ -27,22 +27,20 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   using Base::p_, Base::row_, Base::state_;
 
  public:
-  __device__ MassCut(const SampleParams& p, std::int64_t row, FinishShared* shared, const SampleChunk& chunk,
-                     std::int64_t i)
-      : Base(Team(), p, row, &shared->base, nullptr, chunk.states + i, chunk.firsts + i * kMaxTeam),
+  // map: its cuts are complete, behind a barrier. i: the row's number in the chunk.
+  __device__ __forceinline__ MassCut(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
+                                     FinishShared* shared, const SlotMap& map)
+      : Base(Team(), p, chunk.first + i, &shared->base, nullptr, chunk.states + i, chunk.firsts + i * kMaxTeam),
         s_(*shared),
-        map_(SlotMap::make(p, shared->cuts)),
+        map_(map),
         num_slots_(kNumParts << map_.height),
         nodes_(chunk.nodes + i * 4 * num_slots_),
         bracket_(*bracket_of(chunk.firsts, i)),
         chunk_(chunk),
         i_(i),
         capacity_(static_cast<std::uint32_t>(chunk.most_listed)),
-        list_(chunk.listed + i * chunk.most_listed) {
-    __syncthreads();
-  }
+        list_(chunk.listed + i * chunk.most_listed) {}
 
-  __device__ const SlotMap& map() const { return map_; }
   // Runs after the first scan, for a row that waits. Returns whether the row needs a scan of masses.
   __device__ bool find_bracket(const WaitingRow& waiting) {
     if (!cuts_by_mass(p_, waiting.want)) return false;
@@ -67,24 +65,34 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     q_ = state.q;
     const std::uint64_t least = share_of_mass(want.min_p, mass_of(bracket.largest));
     const LeafMasks masks(&s_, map_);
-    const bool lists_all = bracket.high == infinity() && masks.fit();
+    const bool lists_all = bracket.high == infinity() && masks.room() > 0;
     const auto survives = [&](float z) { return least == 0 || mass_of(z) >= least; };
     const std::uint64_t goal = share_of_mass(want.top_p, bracket.total);
     if (bracket.listed > capacity_ || !find_last(bracket, goal, lists_all, masks, survives)) {
       if (thread_of_block() == 0) state_->waits = kForSelection;
       return;
     }
-    if (thread_of_block() == 0) {
-      state_->last = s_.base.found_prefix;
-      state_->least = least;
-      state_->waits = kForTree;
-    }
+    const std::uint64_t last = s_.base.found_prefix;
     __syncthreads();
-    if (lists_all) KeptList<T, kExp>(p_, chunk_, i_, &s_, masks).run(list_, static_cast<int>(bracket.listed));
+    std::uint32_t kept = 0;
+    bool has_nodes = false, has_ids = false;
+    if (lists_all) {
+      KeptList<kExp> listed(&s_, masks, c_, chunk_.masks + i_ * kMaskWords * num_slots_, nodes_);
+      std::int32_t* const ids_end = p_.kept_offsets == nullptr ? nullptr : ids_of_list(chunk_, i_);
+      kept = listed.run(list_, static_cast<int>(bracket.listed), ids_end,
+                        [&](std::uint64_t rank) { return rank <= last && survives(z_of_rank(rank)); });
+      has_nodes = static_cast<int>(kept) <= masks.room();
+      has_ids = listed.has_ids();
+    }
+    if (thread_of_block() != 0) return;
+    state_->last = last;
+    state_->least = least;
+    state_->waits = has_nodes ? kForRoots : kForTree;
+    state_->kept = has_nodes ? kept : 0;
+    state_->listed = has_ids ? static_cast<std::int32_t>(kept) : 0;
   }
 
  private:
-  static constexpr float kShortList = 4096.0f;
   static constexpr int kShortListRows = 96;                     // with fewer rows a scan of the kept columns is faster
   static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one sampled column represents
 
@@ -109,7 +117,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     c_ = log2_scale(waiting.want.temperature);
     m_ = waiting.m;
     std::uint32_t* const counts = s_.base.counts;
-    const float largest = waiting.largest, *const tops = nodes_ + 2 * num_slots_;
+    const float largest = waiting.largest;
+    const float* const tops = nodes_ + 2 * num_slots_;
     constexpr float kWidth = kMassRange / kDigitBins;  // a bin's width in log2 of mass
     const float scale = mul_rn(c_, 1.0f / kWidth);
     std::uint32_t far = 0;  // columns of the last bin, which may be most of a row's
@@ -212,7 +221,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     };
     z_behind(columns() - margin(), &low());
     // A short list of all columns that the row may keep has no upper end.
-    const float most = fminf(kShortList, static_cast<float>(KeptList<T, kExp>::capacity(LeafMasks(&s_, map_))));
+    const auto most = static_cast<float>(LeafMasks(&s_, map_).room());
     if (chunk_.rows < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
@@ -375,7 +384,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   FinishShared& s_;
   const SlotMap map_;
   const int num_slots_;
-  const float* const nodes_;
+  float* const nodes_;
   Bracket& bracket_;
   const SampleChunk& chunk_;
   const std::int64_t i_;  // the row's number in the chunk

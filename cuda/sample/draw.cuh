@@ -25,50 +25,77 @@ struct DrawnLane {
   SoftmaxStats root;
   int lane;  // lane of the drawn node
 };
-// The tree over 32 neighbouring nodes, one per lane, and a draw among them. `level` is the level of these nodes. The
-// words are known before the draw, so each node decides without the choices above it. Lane l decides for the node whose
-// left child ends at lane l - 1 and whose right child begins at lane l. A draw in a failed tree is arbitrary.
-__device__ __forceinline__ DrawnLane draw_over_lanes(SoftmaxStats s, int level, const std::uint32_t* words) {
+// Trees over 32 neighbouring nodes each, one per lane, and a draw in each tree; the steps of the trees overlap. `level`
+// is the level of these nodes. The words are known before the draw, so each node decides without the choices above it.
+// Lane l decides for the node whose left child ends at lane l - 1 and whose right child begins at lane l. A draw in a
+// failed tree is arbitrary.
+template <int kTrees>
+__device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTrees], int level,
+                                                const std::uint32_t* words, DrawnLane (&drawn)[kTrees]) {
   constexpr int kLevels = 5;
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int own_level = lane == 0 ? 0 : lowest_bit_of(static_cast<std::uint32_t>(lane));
   const std::uint32_t r = words[level + own_level];
-  float left = 0.0f, both = 0.0f;  // sums below the lane's node, at one reference
-  // Bits of m that ascend as integers; a NaN has the largest ones or the least.
-  const std::int32_t bits = bits_of(s.m), key = bits < 0 ? bits ^ 0x7fffffff : bits;
-  const std::int32_t most = __reduce_max_sync(kAllLanes, key);
-  const float m = float_of(most < 0 ? most ^ 0x7fffffff : most), gap = sub_rn(s.m, m);
-  const bool none = s.m == -infinity();
-  if (__all_sync(kAllLanes, (none || gap >= -kTreeGap) && abs_of(m) < infinity())) {
-    // One reference for all nodes, as in tree_over_lanes().
-    const float factor = float_of((bits_of(add_rn(gap, kStatsShift)) << 23) + (127 << 23));
-    float sum = none ? 0.0f : mul_rn(s.S, factor);
+  float left[kTrees] = {}, both[kTrees] = {};  // sums below the lane's node, at one reference
+  float m[kTrees], gap[kTrees];
+  bool simple = true;
 #pragma unroll
-    for (int i = 0; i < kLevels; ++i) {
-      const float other = shuffle_xor(sum, 1 << i);
-      sum = add_rn(sum, other);
-      left = own_level == i ? other : left;
-      both = own_level == i ? sum : both;
+  for (int k = 0; k < kTrees; ++k) {
+    // Bits of m that ascend as integers; a NaN has the largest ones or the least.
+    const std::int32_t bits = bits_of(nodes[k].m), key = bits < 0 ? bits ^ 0x7fffffff : bits;
+    const std::int32_t most = __reduce_max_sync(kAllLanes, key);
+    m[k] = float_of(most < 0 ? most ^ 0x7fffffff : most);
+    gap[k] = sub_rn(nodes[k].m, m[k]);
+    // A tree of identities has the result of the other branch.
+    simple = simple && (nodes[k].m == -infinity() || gap[k] >= -kTreeGap) && m[k] < infinity();
+  }
+  if (__all_sync(kAllLanes, simple)) {
+    // One reference for all nodes of a tree, as in tree_over_lanes().
+#pragma unroll
+    for (int k = 0; k < kTrees; ++k) {
+      const float factor = float_of((bits_of(add_rn(gap[k], kStatsShift)) << 23) + (127 << 23));
+      float sum = nodes[k].m == -infinity() ? 0.0f : mul_rn(nodes[k].S, factor);
+#pragma unroll
+      for (int i = 0; i < kLevels; ++i) {
+        const float other = shuffle_xor(sum, 1 << i);
+        sum = add_rn(sum, other);
+        left[k] = own_level == i ? other : left[k];
+        both[k] = own_level == i ? sum : both[k];
+      }
+      drawn[k].root = {m[k], sum, 0.0f, 0.0f};
     }
-    s = {m, sum, 0.0f, 0.0f};
   } else {
+#pragma unroll
+    for (int k = 0; k < kTrees; ++k) {
+      SoftmaxStats s = nodes[k];
 #pragma unroll 1
-    for (int i = 0; i < kLevels; ++i) {
-      const SoftmaxStats other = {shuffle_xor(s.m, 1 << i), shuffle_xor(s.S, 1 << i), 0.0f, 0.0f};
-      s = combine(s, other);
-      if (own_level != i) continue;
-      both = s.S;
-      left = other.m == -infinity() ? 0.0f : combine(other, {s.m, 0.0f, 0.0f, 0.0f}).S;
+      for (int i = 0; i < kLevels; ++i) {
+        const SoftmaxStats other = {shuffle_xor(s.m, 1 << i), shuffle_xor(s.S, 1 << i), 0.0f, 0.0f};
+        s = combine(s, other);
+        if (own_level != i) continue;
+        both[k] = s.S;
+        left[k] = other.m == -infinity() ? 0.0f : combine(other, {s.m, 0.0f, 0.0f, 0.0f}).S;
+      }
+      drawn[k].root = s;
     }
   }
-  const unsigned lefts = __ballot_sync(kAllLanes, draws_left(r, left, both));
-  int at = 0;
 #pragma unroll
-  for (int i = kLevels - 1; i >= 0; --i) {
-    const int node = at | 1 << i;
-    at = (lefts >> node & 1) != 0 ? at : node;
+  for (int k = 0; k < kTrees; ++k) {
+    const unsigned lefts = __ballot_sync(kAllLanes, draws_left(r, left[k], both[k]));
+    int at = 0;
+#pragma unroll
+    for (int i = kLevels - 1; i >= 0; --i) {
+      const int node = at | 1 << i;
+      at = (lefts >> node & 1) != 0 ? at : node;
+    }
+    drawn[k].lane = at;
   }
-  return {s, at};
+}
+__device__ __forceinline__ DrawnLane draw_over_lanes(const SoftmaxStats& node, int level, const std::uint32_t* words) {
+  const SoftmaxStats nodes[] = {node};
+  DrawnLane drawn[1];
+  draw_over_lanes(nodes, level, words, drawn);
+  return drawn[0];
 }
 
 // The same for `count` nodes of level 5. node_at(i) gives a node; for i >= count it gives the identity.

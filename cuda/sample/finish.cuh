@@ -41,8 +41,9 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  // i: the row's number in the chunk.
-  __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared)
+  // i: the row's number in the chunk. draws: whether most rows are drawn here; others find the random words later.
+  __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
+                         bool draws)
       : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
              chunk.states + i, chunk.nodes + i * sample_node_floats(p.vocab_size)),
         s_(*shared),
@@ -50,10 +51,11 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
         map_(SlotMap::make(p, shared->cuts)),
         num_slots_(static_cast<int>(slots_)),
         place_(p, chunk, i) {
-    find_words();
+    if (draws) find_words();
     __syncthreads();
   }
 
+  __device__ const SlotMap& map() const { return map_; }
   // The leaf with the largest z. The lanes of each warp hold z of its columns.
   struct Best {
     int slot;
@@ -97,6 +99,10 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     if (status != kOk) {
       write_failed(status);
       return false;
+    }
+    if (!kEnds) {
+      find_words();
+      __syncthreads();
     }
     if (!listed_) {
       clear_padding();
@@ -276,7 +282,13 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
     }
     meet<kThreads>();
-    if (s_.kept_begin >= 0) write_mask<kWarp>(s_.kept_begin);
+    const std::int64_t begin = s_.kept_begin;
+    if (begin < 0) return;
+    const int listed = state_->listed;
+    if (listed == 0) return write_mask<kWarp>(begin);
+    const std::int32_t* const from = place_.listed_ids() - listed;
+#pragma unroll 4
+    for (int i = thread() - kWarp; i < listed; i += kThreads) p_.kept_ids[begin + i] = from[i];
   }
   // Shared memory of a list, which replaces the arrays of Base. It holds the nodes and masks of the slots that keep a
   // column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends() holds
@@ -379,22 +391,31 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t before[kOwnListed], mass[kOwnListed], mine = 0;
     bool keeps[kOwnListed];
     std::uint32_t survivors = 0, kept_bits = 0;
+    // Two lanes share a column of a short list: each compares it with half of the others.
+    const bool shares = size <= kRowThreads / 2;
+    const int first = shares ? warp_of_block() * (kWarp / 2) + lane() % (kWarp / 2) : thread();
+    const int from = shares ? lane() / (kWarp / 2) : 0, step = shares ? 2 : 1;
 #pragma unroll
     for (int k = 0; k < kOwnListed; ++k) {
-      const int at = k * kRowThreads + thread();
+      const int at = k * kRowThreads + first;
       keeps[k] = false;
       before[k] = mass[k] = 0;
-      if (at >= size) continue;
-      const std::uint64_t rank = s_.base.list[at];
-      mass[k] = masses[at];
+      if (k > 0 && at >= size) continue;
+      const std::uint64_t rank = at < size ? s_.base.list[at] : 0;
       std::uint32_t place = 0;
 #pragma unroll 8
-      for (int i = 0; i < size; ++i) {
+      for (int i = from; i < size; i += step) {
         const std::uint64_t other = masses[i];
         const bool precedes = s_.base.list[i] < rank && other >= least;
         place += precedes ? 1 : 0;
         before[k] += precedes ? other : 0;
       }
+      if (k == 0 && shares) {
+        place += __shfl_xor_sync(kAllLanes, place, kWarp / 2);
+        before[k] += __shfl_xor_sync(kAllLanes, before[k], kWarp / 2);
+      }
+      if (at >= size || from > 0) continue;
+      mass[k] = masses[at];
       const bool survives = mass[k] >= least;
       survivors += survives ? 1 : 0;
       keeps[k] = survives && place < count;
@@ -415,13 +436,13 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       own += stays ? 1 : 0;
     }
     *kept = block_sum(own, &s_, 1);
-    mark<kEnds>(kept_bits);
+    mark<kEnds>(kept_bits, first);
     return true;
   }
   // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k for the
-  // thread's k-th column of the list.
+  // thread's k-th column of the list, of which `first` is the first.
   template <bool kEnds>
-  __device__ __forceinline__ void mark(std::uint32_t kept) {
+  __device__ __forceinline__ void mark(std::uint32_t kept, int first) {
     std::uint32_t* const bitmap = s_.bitmap;
     auto* const words = reinterpret_cast<std::uint32_t*>(masks());
 #pragma unroll 1
@@ -432,7 +453,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const auto each = [&](auto fn) {
 #pragma unroll 1
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-        const std::uint64_t rank = s_.base.list[lowest_bit_of(left) * kRowThreads + thread()];
+        const std::uint64_t rank = s_.base.list[lowest_bit_of(left) * kRowThreads + first];
         int column;
         const int slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &column);
         fn(rank, slot, column);
@@ -476,35 +497,20 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       ids()[at] = static_cast<std::int32_t>(id_of_rank(rank));
     });
     __syncthreads();
-    // Eight lanes share a slot; each lane computes one chain. All warps loop equally often, since lanes exchange
-    // values.
 #pragma unroll 1
-    for (int base = 0; base < leaves; base += kRowThreads / kNumChains) {
-      const int place = base + thread() / kNumChains, chain = thread() % kNumChains;
-      const bool has = place < leaves;
-      const int count = has ? bits_before(place, kLeafColumns) : 0;
-      const float* const columns = sorted() + (has ? ends()[place] - count : 0);
+    for (int place = thread(); place < leaves; place += kRowThreads) {
+      const int count = bits_before(place, kLeafColumns);
+      const float* column = sorted() + ends()[place] - count;
       float largest = -infinity();
 #pragma unroll 1
-      for (int i = chain; i < count; i += kNumChains) largest = Base::larger(largest, columns[i]);
-#pragma unroll
-      for (int d = 1; d < kNumChains; d *= 2) largest = Base::larger(largest, shuffle_xor(largest, d));
+      for (int i = 0; i < count; ++i) largest = Base::larger(largest, column[i]);
       SoftmaxStats stats;
       const LeafReference reference = leaf_reference(c_, largest, &stats);
-      float sum = 0.0f;
-      if (has && reference.usable) {
-#pragma unroll 1
-        for (int k = 0; k < kMaskWords; ++k) {
-#pragma unroll 1
-          for (std::uint32_t bits = words[place * kMaskWords + k] & 0x01010101u << chain; bits != 0; bits &= bits - 1) {
-            sum = add_rn(sum, this->term(columns[bits_before(place, k * 32 + lowest_bit_of(bits))], reference));
-          }
-        }
+      if (reference.usable) {
+        const float sum = sum_of_kept(words + place * kMaskWords, [&] { return this->term(*column++, reference); });
+        stats = {reference.m, sum, 0.0f, 0.0f};
       }
-#pragma unroll
-      for (int d = 1; d < kNumChains; d *= 2) sum = add_rn(sum, shuffle_xor(sum, d));
-      if (reference.usable) stats = {reference.m, sum, 0.0f, 0.0f};
-      if (has && chain == 0) listed_nodes()[place] = make_float2(stats.m, stats.S);
+      listed_nodes()[place] = make_float2(stats.m, stats.S);
     }
     __syncthreads();
   }
@@ -516,15 +522,21 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row whose roots
   // a scan has stored does not need it.
   __device__ void find_roots() const {
+    constexpr int kPair = 2;
 #pragma unroll 1
-    for (int k = warp_of_block(); k < num_roots(); k += kRowWarps) {
-      if (listed_ && s_.bitmap[k] == 0) {
-        if (lane() == 0) s_.roots[k] = make_float2(-infinity(), 0.0f);
-        continue;
+    for (int base = warp_of_block(); base < num_roots(); base += kPair * kRowWarps) {
+      SoftmaxStats nodes[kPair];
+      DrawnLane drawn[kPair];
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) nodes[i] = node_of((base + i * kRowWarps) * kWarp + lane());
+      draw_over_lanes(nodes, 0, s_.words, drawn);
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) {
+        const int k = base + i * kRowWarps;
+        if (lane() != 0 || k >= num_roots()) continue;
+        s_.roots[k] = make_float2(drawn[i].root.m, drawn[i].root.S);
+        s_.drawn[k] = static_cast<std::uint8_t>(drawn[i].lane);
       }
-      const DrawnLane drawn = draw_over_lanes(node_of(k * kWarp + lane()), 0, s_.words);
-      if (lane() == 0) s_.roots[k] = make_float2(drawn.root.m, drawn.root.S);
-      if (lane() == 0) s_.drawn[k] = static_cast<std::uint8_t>(drawn.lane);
     }
     __syncthreads();
   }
@@ -650,14 +662,14 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   // The words and the slots depend on the call's arguments alone, which were complete before the call's first kernel.
-  FinishedRow<T, kExp> row(p, chunk, i, reinterpret_cast<FinishShared*>(memory));
+  FinishedRow<T, kExp> row(p, chunk, i, reinterpret_cast<FinishShared*>(memory), kFinish != Finish::kFirst);
   wait_for_previous_kernel();
   allow_next_kernel();
   if constexpr (kFinish == Finish::kFirst) {
     typename FinishedRow<T, kExp>::Waiting waiting;
     if (!row.template run<false>(&waiting)) return row.store_count();
     __syncthreads();
-    MassCut<T, kExp> cut(p, chunk.first + i, reinterpret_cast<FinishShared*>(memory), chunk, i);
+    MassCut<T, kExp> cut(p, chunk, i, reinterpret_cast<FinishShared*>(memory), row.map());
     row.wait(waiting, cut.find_bracket(waiting.row));
   } else if constexpr (kFinish == Finish::kOnly || kFinish == Finish::kWhole) {
     typename FinishedRow<T, kExp>::Waiting waiting;
@@ -680,7 +692,9 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   auto* const shared = reinterpret_cast<FinishShared*>(memory);
-  MassCut<T, kExp> of_row(p, chunk.first + i, shared, chunk, i);
+  const SlotMap map = SlotMap::make(p, shared->cuts);
+  __syncthreads();
+  MassCut<T, kExp> of_row(p, chunk, i, shared, map);
   wait_for_previous_kernel();
   allow_next_kernel();
   of_row.cut();
@@ -689,7 +703,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   asm volatile("" : "+l"(again));  // the selection computes its addresses anew, which takes fewer registers
   const std::int32_t waits = chunk.states[again].waits;
   if (waits != kForSelection && waits != kForTree) return;
-  FinishedRow<T, kExp> row(p, chunk, again, shared);
+  FinishedRow<T, kExp> row(p, chunk, again, shared, false);
   row.run_selection();
   __syncthreads();
   row.find_few();

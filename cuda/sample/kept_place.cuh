@@ -2,6 +2,7 @@
 // counts of earlier rows. Blocks begin in the order of their rows, so every earlier block publishes its count.
 #pragma once
 
+#include "masses.cuh"
 #include "rlk/kernels/sample_check.h"
 #include "team.cuh"
 
@@ -54,6 +55,7 @@ class KeptPlace {
     publish_count(chunk_.states + i_, count, chunk_.first > 0);
   }
   __device__ __forceinline__ bool is_first() const { return i_ == 0; }
+  __device__ __forceinline__ const std::int32_t* listed_ids() const { return ids_of_list(chunk_, i_); }
   // The sum of every `step`-th count of the rows before this one, from the `from`-th on.
   __device__ __forceinline__ std::uint64_t counts_before(int from, int step) const {
     std::uint64_t sum = 0;

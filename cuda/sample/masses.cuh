@@ -19,6 +19,11 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 
+// The end of the i-th row's memory of a list, before which a row may leave its kept ids.
+__device__ __forceinline__ std::int32_t* ids_of_list(const SampleChunk& chunk, std::int64_t i) {
+  return reinterpret_cast<std::int32_t*>(chunk.listed + (i + 1) * chunk.most_listed);
+}
+
 // Columns per leaf in the sample from which the bracket is estimated. The first scan stores the sample in the row's
 // list.
 constexpr int kSampledColumns = 8;

@@ -652,6 +652,19 @@ TEST(ProcessLogits, HasTheBytesOfTheContract) {
   }
 }
 
+// The closed form of the height, for each vocabulary: the longest part fits its tree, and no lower tree.
+TEST(Sample, TheTreeOfAPartHasTheLeastHeight) {
+  for (std::int64_t vocab = 1; vocab <= rlk::kSampleVocab; ++vocab) {
+    std::int64_t longest = 0;
+    for (int i = 0; i < rlk::kNumParts; ++i) {
+      longest = std::max(longest, rlk::part_cut(vocab, i + 1) - rlk::part_cut(vocab, i));
+    }
+    const int height = rlk::leaf_height(vocab);
+    ASSERT_GE(std::int64_t{rlk::kLeafColumns} << height, longest) << vocab;
+    if (height > 0) ASSERT_LT(std::int64_t{rlk::kLeafColumns} << (height - 1), longest) << vocab;
+  }
+}
+
 TEST(Sample, SharesAndMassesAreExact) {
   std::mt19937_64 random(3);
   for (int i = 0; i < 200000; ++i) {

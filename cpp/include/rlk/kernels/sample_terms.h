@@ -102,15 +102,14 @@ RLK_HD int lowest_bit_of(std::uint32_t word) {
 }
 
 // Height of a part's tree: its leaves are padded to 2^height. The eight parts together have height + 3 levels.
+// The last part is always among the longest, and may lack up to 7 columns. Only if the number of blocks of 8 columns is
+// one more than a multiple of eight, all others are shorter.
 RLK_HD int leaf_height(std::int64_t vocab_size) {
-  std::int64_t longest = 0;
-  for (int i = 0; i < kNumParts; ++i) {
-    const std::int64_t columns = part_cut(vocab_size, i + 1) - part_cut(vocab_size, i);
-    longest = columns > longest ? columns : longest;
-  }
-  int height = 0;
-  while ((std::int64_t{kLeafColumns} << height) < longest) ++height;
-  return height;
+  constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
+  const auto columns = static_cast<std::uint32_t>(vocab_size);
+  const std::uint32_t blocks = (columns + 7) / 8, missing = blocks % kParts == 1 ? 8 * blocks - columns : 0;
+  const std::uint32_t leaves = (8 * ((blocks + kParts - 1) / kParts) - missing + kColumns - 1) / kColumns;
+  return leaves <= 1 ? 0 : highest_bit_of(leaves - 1) + 1;
 }
 
 // Word of a draw at `depth` below the root.
