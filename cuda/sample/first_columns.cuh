@@ -147,6 +147,14 @@ struct SlotMap {
   }
 };
 
+// A column's place: its leaf slot, then its number in the leaf. Places ascend with ids.
+__device__ __forceinline__ int place_of(int slot, int column) { return slot * kLeafColumns + column; }
+// The last column up to a place.
+__device__ __forceinline__ int id_of_place(const SlotMap& map, int place) {
+  const int part = min(place / kLeafColumns >> map.height, kNumParts - 1);
+  return min(map.cuts[part] + place - (part << map.height) * kLeafColumns, map.cuts[part + 1] - 1);
+}
+
 // Keys of the leaves' largest z, in registers of the threads to which the leaves belong; 0 for a leaf without columns.
 constexpr int kOwnKeys = kMostSlots / kRowThreads;
 struct LeafKeys {

@@ -60,18 +60,22 @@ class LeafMasks {
   __device__ __forceinline__ void add(const LeafColumn& of) const {
     atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
   }
+  // rank: of a list, whose ids are places (place_of).
   __device__ __forceinline__ LeafColumn column_of(std::uint64_t rank) const {
-    LeafColumn of;
-    of.slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &of.column);
-    of.leaf = leaf_of(of.slot);
-    return of;
+    const auto place = static_cast<int>(id_of_rank(rank));
+    const int slot = place / kLeafColumns;
+    return {leaf_of(slot), slot, place % kLeafColumns};
   }
   __device__ __forceinline__ int leaf_of(int slot) const {
     return slot - (slot >> map_.height) * ((1 << map_.height) - of_part_);
   }
-  __device__ __forceinline__ int slot_of_leaf(int leaf) const {
-    const int part = leaf / of_part_;
-    return (part << map_.height) + leaf - part * of_part_;
+  // Calls fn(slot, leaf) for the thread's slots that have a leaf.
+  template <class F>
+  __device__ __forceinline__ void each_slot(F fn) const {
+#pragma unroll 1
+    for (int slot = thread_of_block(); slot < kNumParts << map_.height; slot += kRowThreads) {
+      if ((slot & ((1 << map_.height) - 1)) < of_part_) fn(slot, leaf_of(slot));
+    }
   }
 
  private:
@@ -139,11 +143,9 @@ class KeptList {
       begins()[leaf] = static_cast<std::uint16_t>(begin);
       begin += static_cast<std::uint32_t>(bits_of(masks_[leaf]));
     }
-#pragma unroll 2
-    for (int leaf = thread_of_block(); leaf < leaves_; leaf += kRowThreads) {
-      const int slot = masks_.slot_of_leaf(leaf);
+    masks_.each_slot([&](int slot, int leaf) {
       references()[leaf] = reference_of(masks_.map().has_columns(slot) ? nodes_[2 * slots_ + slot] : -infinity());
-    }
+    });
     __syncthreads();
     const std::uint32_t kept = s_.listed;
     if (static_cast<int>(kept) > masks_.room()) return kept;
@@ -151,35 +153,46 @@ class KeptList {
       ids_end = nullptr;
     }
     has_ids_ = ids_end != nullptr;
-    batches_of_list<1>(list, size, [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
-      if (!has[0] || !is_kept(rank[0])) return;
-      const LeafColumn of = masks_.column_of(rank[0]);
-      const int at = begins()[of.leaf] + bits_before(masks_[of.leaf], of.column);
-      terms()[at] = term(z_of_rank(rank[0]), references()[of.leaf]);
-      if (has_ids_) ids_end[at - static_cast<int>(kept)] = static_cast<std::int32_t>(id_of_rank(rank[0]));
+    constexpr int kAtOnce = 2;
+    batches_of_list<kAtOnce>(list, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+      int at[kAtOnce];
+      float own[kAtOnce];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const LeafColumn of = masks_.column_of(rank[k]);
+        at[k] = begins()[of.leaf] + bits_before(masks_[of.leaf], of.column);
+        own[k] = term(z_of_rank(rank[k]), references()[of.leaf]);
+      }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        if (!has[k] || !is_kept(rank[k])) continue;
+        terms()[at[k]] = own[k];
+        if (has_ids_) {
+          ids_end[at[k] - static_cast<int>(kept)] = id_of_place(masks_.map(), static_cast<int>(id_of_rank(rank[k])));
+        }
+      }
     });
     __syncthreads();
     // A thread has a leaf of up to two kept columns, whose sum has one order. A second loop has leaves of more columns,
     // so that few threads wait for them. Nodes replace masks.
-#pragma unroll 1
-    for (int leaf = thread_of_block(); leaf < leaves_; leaf += kRowThreads) {
+    masks_.each_slot([&](int slot, int leaf) {
       const uint4 mask = masks_[leaf];
       const int columns = bits_of(mask);
-      mask_of_row_[masks_.slot_of_leaf(leaf)] = mask;
+      mask_of_row_[slot] = mask;
       if (columns > 2) {
-        large()[atomicAdd(&s_.slots, 1u)] = static_cast<std::uint16_t>(leaf);
-        continue;
+        large()[atomicAdd(&s_.slots, 1u)] = static_cast<std::uint16_t>(slot);
+        return;
       }
       const float* const own_terms = terms() + begins()[leaf];
-      store_node(leaf, columns, columns > 1 ? add_rn(own_terms[0], own_terms[1]) : own_terms[0]);
-    }
+      store_node(slot, leaf, columns, columns > 1 ? add_rn(own_terms[0], own_terms[1]) : own_terms[0]);
+    });
     __syncthreads();
 #pragma unroll 1
     for (int i = thread_of_block(); i < static_cast<int>(s_.slots); i += kRowThreads) {
-      const int leaf = large()[i];
+      const int slot = large()[i], leaf = masks_.leaf_of(slot);
       const float* term = terms() + begins()[leaf];
       const auto* const words = reinterpret_cast<const std::uint32_t*>(masks_.data() + leaf);
-      store_node(leaf, 1, sum_of_kept(words, [&] { return *term++; }));
+      store_node(slot, leaf, 1, sum_of_kept(words, [&] { return *term++; }));
     }
     __syncthreads();
     if (masks_.map().scans_roots()) store_roots();
@@ -208,15 +221,17 @@ class KeptList {
   }
   // A kept column's term in a leaf with reference m. Few columns reach the clamp.
   __device__ __forceinline__ float term(float z, float m) const {
-    if (z == -infinity()) return 0.0f;
-    const bool common = fma_rn(z, c_, -m) >= 1.0f - kStatsFloor;
-    return BlockTeam<kRowThreads>().template exponential<kExp>(common ? z : fmaxf(z, leaf_clamp(c_, m)), c_, m);
+    if (!(fma_rn(z, c_, -m) >= 1.0f - kStatsFloor)) {
+      if (z == -infinity()) return 0.0f;
+      z = fmaxf(z, leaf_clamp(c_, m));
+    }
+    return BlockTeam<kRowThreads>().template exponential<kExp>(z, c_, m);
   }
-  __device__ __forceinline__ void store_node(int leaf, int columns, float sum) const {
+  __device__ __forceinline__ void store_node(int slot, int leaf, int columns, float sum) const {
     const float m = columns > 0 ? references()[leaf] : -infinity();
     const float2 node = make_float2(m, m == -infinity() ? 0.0f : sum);
     *node_of(leaf) = node;
-    reinterpret_cast<float2*>(nodes_)[masks_.slot_of_leaf(leaf)] = node;
+    reinterpret_cast<float2*>(nodes_)[slot] = node;
   }
   // Stores the root of every 32 neighbouring slots, as a scan does.
   __device__ __forceinline__ void store_roots() const {

@@ -297,22 +297,24 @@ class LeafScan {
     std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + end - own;
     int base = first_leaf();
     std::uint32_t left = own > 0 ? s_.inside[base / kAtOnce][lane_] : 0;
-    const auto next = [&] {  // the lane's next column
+    // The place of the lane's next column, and its id.
+    const auto next = [&](int* id) {
       while (left == 0) left = s_.inside[(base += step()) / kAtOnce][lane_];
-      const int id = span_of(base + quarter_).first + chain_ + lowest_bit_of(left) * kNumChains;
+      const int column = chain_ + lowest_bit_of(left) * kNumChains;
       left &= left - 1;
-      return id;
+      *id = span_of(base + quarter_).first + column;
+      return place_of(slot_of(base + quarter_), column);
     };
     constexpr std::uint32_t kBatch = 8;  // loads at once
     const std::uint32_t most = __reduce_max_sync(kAllLanes, own);
 #pragma unroll 1
     for (std::uint32_t done = 0; done < most; done += kBatch) {
-      int id[kBatch] = {};
+      int id[kBatch] = {}, place[kBatch] = {};
       float z[kBatch] = {};
 #pragma unroll
       for (std::uint32_t k = 0; k < kBatch; ++k) {
         if (done + k >= own) break;
-        id[k] = next();
+        place[k] = next(&id[k]);
         z[k] = T::load(logits_[id[k]]);
       }
       if (done == 0) {  // the place arrives together with the first columns
@@ -327,7 +329,7 @@ class LeafScan {
             (p_.edited[row * edit_words(p_.vocab_size) + id[k] / 32] >> (id[k] % 32) & 1) != 0) {
           z[k] = p_.edits[row * p_.vocab_size + id[k]];
         }
-        *to++ = rank_of(z[k], id[k]);
+        *to++ = rank_of(z[k], place[k]);
       }
     }
   }

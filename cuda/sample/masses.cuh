@@ -2,13 +2,15 @@
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
+#include "first_columns.cuh"
 #include "rlk/kernels/sample_check.h"
 #include "team.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The row's last kept column has z in [low, high). A scan sums the masses, and lists these columns.
+// The row's last kept column has z in [low, high). A scan sums the masses, and lists the ranks of these columns, with
+// places (place_of) for ids.
 struct Bracket {
   std::uint64_t above, total;  // mass of the columns with z >= high; mass of all columns
   float low, high, largest;    // the bracket, and the row's largest z
@@ -123,9 +125,9 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 }
 
 // Adds the masses of a warp's leaves to the row's masses, and lists the leaves' columns in the bracket. words: the bits
-// of these columns.
+// of these columns. slot: of the lane's leaf.
 template <class T>
-__device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int first,
+__device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int slot,
                                            std::uint32_t (&words)[kMaskWords], const SampleChunk& chunk, int row,
                                            int lane) {
   Bracket* const bracket = bracket_of(chunk.firsts, row);
@@ -155,7 +157,8 @@ __device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& lea
     for (unsigned have; (have = __ballot_sync(kAllLanes, left != 0)) != 0;) {
       if (left != 0) {
         const int column = 32 * k + lowest_bit_of(left);
-        list[at + set_bits_of(have & ((1u << lane) - 1))] = rank_of(T::load(*leaf.element(column)), first + column);
+        list[at + set_bits_of(have & ((1u << lane) - 1))] =
+            rank_of(T::load(*leaf.element(column)), place_of(slot, column));
         left &= left - 1;
       }
       at += static_cast<std::uint32_t>(set_bits_of(have));

@@ -197,12 +197,31 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
                                                         int first, int columns, float largest,
                                                         std::uint32_t (&words)[kMaskWords]) const {
     constexpr int kSteps = kLeafColumns / kNumChains;
-    const int lane = static_cast<int>(threadIdx.x % kWarp), chain = lane % kNumChains, quarter = lane / kNumChains;
-    this->template present_in_leaf<false>(slot, first, columns, words);
+    const int lane = static_cast<int>(threadIdx.x % kWarp), chain = lane % kNumChains;
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(this->c_, largest, &stats);
     using Exponential = Chains<kExp, false>;
     const float addend = Exponential::addend(reference.m);
+    std::uint32_t bits[kSteps];
+    // In the common case no column is missing, none that is kept reaches the clamp, and the bounds decide all of them.
+    const bool whole = columns == kLeafColumns && this->allowed_ == nullptr && !this->marked_;
+    if (__all_sync(kAllLanes, whole && reference.usable && lower_ > reference.q)) {
+      float sum = 0.0f, nearest = infinity();  // the least z that reaches the lower bound
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        const bool has = z[k] >= lower_;
+        bits[k] = __ballot_sync(kAllLanes, has);
+        nearest = fminf(nearest, has ? z[k] : infinity());
+        const float e = Exponential::exponential(z[k], this->c_, addend);
+        sum = add_rn(sum, has ? e : 0.0f);
+      }
+      if (__all_sync(kAllLanes, nearest >= upper_)) {
+#pragma unroll
+        for (int d = 1; d < kNumChains; d *= 2) sum = add_rn(sum, shuffle_xor(sum, d));
+        return words_of_lanes(bits, words) ? SoftmaxStats{reference.m, sum, 0.0f, 0.0f} : identity_stats();
+      }
+    }
+    this->template present_in_leaf<false>(slot, first, columns, words);
     const bool all = __all_sync(kAllLanes, (words[0] & words[1] & words[2] & words[3]) == ~0u);
     std::uint32_t keeps = 0, open = 0;  // bit k: the lane's k-th column
 #pragma unroll
@@ -223,7 +242,6 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
         if (((open ^ keeps) >> k & 1) != 0 && this->is_kept(z[k], first + k * kNumChains + chain)) keeps |= 1u << k;
       }
     }
-    std::uint32_t bits[kSteps];
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
@@ -234,7 +252,18 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     }
 #pragma unroll
     for (int d = 1; d < kNumChains; d *= 2) sum = add_rn(sum, shuffle_xor(sum, d));
-    const std::uint32_t pair = static_cast<std::uint32_t>(quarter | (quarter + 4) << 4);
+    return !words_of_lanes(bits, words) ? identity_stats()
+           : reference.usable           ? SoftmaxStats{reference.m, sum, 0.0f, 0.0f}
+                                        : stats;
+  }
+
+ private:
+  // The bits of the lane's leaf, from one word for each step of the chains of a warp's four leaves. Returns whether there
+  // are any.
+  static __device__ __forceinline__ bool words_of_lanes(const std::uint32_t (&bits)[kLeafColumns / kNumChains],
+                                                        std::uint32_t (&words)[kMaskWords]) {
+    const auto quarter = static_cast<std::uint32_t>(threadIdx.x % kWarp / kNumChains), pair = quarter | (quarter + 4)
+                                                                                                            << 4;
     std::uint32_t any = 0;
 #pragma unroll
     for (int k = 0; k < kMaskWords; ++k) {
@@ -243,10 +272,9 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
       words[k] = __byte_perm(low, high, 0x5410);
       any |= words[k];
     }
-    return any == 0 ? identity_stats() : reference.usable ? SoftmaxStats{reference.m, sum, 0.0f, 0.0f} : stats;
+    return any != 0;
   }
 
- private:
   float lower_ = -infinity(), upper_ = -infinity();
 };
 
@@ -348,7 +376,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
           masses = masses_of_leaf<T, kExp, false, true>(leaf, n, of_row, words);
         }
         __syncwarp();
-        add_masses<T>(masses, leaf, span.first, words, work.chunk, i, lane);
+        add_masses<T>(masses, leaf, static_cast<int>(slot), words, work.chunk, i, lane);
       } else if (want.status == kOk) {
         const bool whole = kPass == ScanPass::kRaw || want.greedy || !want.truncates();
         const bool masked = kPass == ScanPass::kFirst && p.allowed != nullptr;
