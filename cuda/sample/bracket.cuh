@@ -94,7 +94,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   }
 
  private:
-  static constexpr int kShortListRows = 96;                     // with fewer rows a scan of the kept columns is faster
+  static constexpr int kShortListRows = 48;                     // with fewer rows a scan of the kept columns is faster
   static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one sampled column represents
 
   struct Binned {  // sums over bins: masses of columns, squares of the masses, numbers of columns
@@ -114,84 +114,71 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
 
   // Sets low and high. Bins of equal width in z count columns: the largest column of each leaf once, and each sampled
   // column kEach times. The row drops the share 1 - top_p of its mass; the sum of the leaves' nodes is that mass.
-  // Columns so light that all columns of the row together would have an eighth of the dropped mass lie below the cut.
-  // They need no bins, which spares most additions in shared memory.
   __device__ void estimate(const WaitingRow& waiting) {
     c_ = log2_scale(waiting.want.temperature);
     m_ = waiting.m;
     std::uint32_t* const counts = s_.base.counts;
-    const float largest = waiting.largest;
-    const float* const tops = nodes_ + 2 * num_slots_;
+    const float largest = waiting.largest, *const tops = nodes_ + 2 * num_slots_;
     constexpr float kWidth = kMassRange / kDigitBins;  // a bin's width in log2 of mass
     const float scale = mul_rn(c_, 1.0f / kWidth);
-    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) counts[i] = 0;
-    constexpr int kAhead = 4, kOfSlot = kSampledColumns / 4;
-    const auto* const sample = reinterpret_cast<const float4*>(list_);
-    const auto* const nodes = reinterpret_cast<const float2*>(nodes_);
-    float total = 0.0f;
-#pragma unroll 4
-    for (int slot = thread_of_block(); slot < num_slots_; slot += kRowThreads) {
-      const float2 node = map_.has_columns(slot) ? nodes[slot] : make_float2(0.0f, 0.0f);
-      total += node.y * ex2_approx(fmaxf(node.x - m_, -120.0f));
-    }
-    total = block_sum(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the clearing
-    const float goal = (1.0f - waiting.want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
-    const float lightest = __log2f(goal / (8.0f * static_cast<float>(p_.valid_vocab)));
-    const float limit = fminf(kDigitBins - 1, lightest * (-1.0f / kWidth));
-    Binned far = {};  // the columns without bins
+    std::uint32_t far = 0;  // columns of the last bin, which may be most of a row's
     const auto count = [&](float z, std::uint32_t columns) {
       const float x = mul_rn(sub_rn(largest, z), scale);
-      if (x >= limit) {
-        const float mass = ex2_approx(x * -kWidth), n = static_cast<float>(columns);
-        far = far + Binned{n * mass, n * mass * mass, n};
+      if (x >= kDigitBins - 1) {
+        far += columns;
       } else {
         atomicAdd(counts + (x > 0.0f ? static_cast<int>(x) : 0), columns);
       }
     };
+    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) counts[i] = 0;
+    __syncthreads();
+    float total = 0.0f;
+    constexpr int kAhead = 4, kOfSlot = kSampledColumns / 4;
+    const auto* const sample = reinterpret_cast<const float4*>(list_);
+    const auto* const nodes = reinterpret_cast<const float2*>(nodes_);
 #pragma unroll 1
     for (int base = thread_of_block(); base < num_slots_; base += kAhead * kRowThreads) {
       float top[kAhead];
+      float2 node[kAhead];
       float4 z[kAhead][kOfSlot];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
         const int slot = base + i * kRowThreads;
         const bool has = slot < num_slots_ && map_.has_columns(slot);
         top[i] = has ? tops[slot] : -infinity();
+        node[i] = has ? nodes[slot] : make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int k = 0; k < kOfSlot; ++k) {
           const float none = -infinity();
           z[i][k] = has ? sample[kOfSlot * slot + k] : make_float4(none, none, none, none);
         }
       }
-#pragma unroll 1
-      for (int i = 0; i < kAhead; ++i) {  // short code, which a block fetches once
-        if (top[0] != -infinity()) {
-          count(top[0], 1);
 #pragma unroll
-          for (int k = 0; k < kOfSlot; ++k) {
-            const float own[] = {z[0][k].x, z[0][k].y, z[0][k].z, z[0][k].w};
+      for (int i = 0; i < kAhead; ++i) {
+        if (top[i] == -infinity()) continue;
+        total += node[i].y * ex2_approx(fmaxf(node[i].x - m_, -120.0f));
+        count(top[i], 1);
 #pragma unroll
-            for (int r = 0; r < 4; ++r) {
-              if (own[r] != -infinity() && own[r] != top[0]) count(own[r], kEach);
-            }
+        for (int k = 0; k < kOfSlot; ++k) {
+          const float own[] = {z[i][k].x, z[i][k].y, z[i][k].z, z[i][k].w};
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            if (own[r] != -infinity() && own[r] != top[i]) count(own[r], kEach);
           }
-        }
-#pragma unroll
-        for (int r = 0; r + 1 < kAhead; ++r) {
-          top[r] = top[r + 1];
-#pragma unroll
-          for (int k = 0; k < kOfSlot; ++k) z[r][k] = z[r + 1][k];
         }
       }
     }
-    far = block_sum(far, reinterpret_cast<Binned*>(s_.counts[1]));  // its barrier ends the counting
+    far = __reduce_add_sync(kAllLanes, far);
+    if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
+    total = block_sum(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
     // Each thread sums eight neighbouring bins; the first thread has the bins of the least mass.
     constexpr int kOwnBins = kDigitBins / kRowThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
     Binned own = {};
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) add_bin(last - k, counts[last - k], &own);
-    const Binned before = far + block_scan(own, reinterpret_cast<Binned*>(s_.counts[0]));
+    const Binned before = block_scan(own, reinterpret_cast<Binned*>(s_.counts[1]));
+    const float goal = (1.0f - waiting.want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
     if (thread_of_block() == 0) columns() = margin() = 0.0f;
     if (thread_of_block() == kRowThreads - 1) all() = before.columns + own.columns;
     __syncthreads();
@@ -224,8 +211,6 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         sum += in_bin;
       }
     };
-    if (thread_of_block() == 0) low() = largest - (limit + 1.0f) / scale;  // the cut lies above the light columns
-    __syncthreads();
     z_behind(columns() - margin(), &low());
     // A short list of all columns that the row may keep has no upper end.
     const auto most = static_cast<float>(LeafMasks(&s_, map_).room());
