@@ -52,6 +52,19 @@ bool can_fetch_keys(const AttentionParams& p) {
   const bool alone = paged ? p.num_pages == 1 : p.cu_seqlens_k != nullptr;
   return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
+// Whether 32 bits hold the place of each key and value, in units of 16 bytes.
+bool has_near_keys(const AttentionInput& p) {
+  const bool paged = p.block_table != nullptr, packed = p.cu_seqlens_k != nullptr;
+  const std::int64_t sequences = paged ? p.num_pages : packed ? 1 : p.num_sequences;
+  const std::int64_t tokens = paged ? p.page_size : p.k_tokens;
+  constexpr double kMostElements = 8 * 4294967294.0;
+  return std::ranges::all_of(std::initializer_list<const AttentionHeads*>{&p.k, &p.v}, [&](const AttentionHeads* a) {
+    if (a->sequence_stride < 0 || a->token_stride < 0) return false;
+    return static_cast<double>(sequences) * static_cast<double>(a->sequence_stride) +
+               static_cast<double>(tokens) * static_cast<double>(a->token_stride) <
+           kMostElements;
+  });
+}
 bool can_fetch(const AttentionInput& p) {
   if (p.block_table != nullptr || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
@@ -118,6 +131,10 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
   const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
   if (rows >= kMostTokens || p.num_q_heads >= kMostTokens || p.num_sequences >= kMostTokens) return false;
   if (plan.kernel == AttentionKernel::kFewRows) return true;
+  if (plan.kernel == AttentionKernel::kDense) {
+    const bool fits = capability == 90 && p.head_dim > 64 && p.head_dim <= 128 && p.group_offsets == nullptr;
+    return fits && attention_at_16_bytes(p) && has_near_keys(p);
+  }
   if (capability != 90 || p.head_dim > 128 || p.value_dim != p.head_dim || !can_fetch_keys(p)) return false;
   if (plan.kernel == AttentionKernel::kGroups) return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p);
   if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
@@ -126,22 +143,38 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
 
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors) {
   const std::int64_t sequences = sequences_of(p);
-  const AttentionPlan few_rows = {AttentionKernel::kFewRows}, pairs = {AttentionKernel::kPairs};
+  const AttentionPlan few_rows = {AttentionKernel::kFewRows}, dense = {AttentionKernel::kDense};
+  const AttentionPlan pairs = {AttentionKernel::kPairs};
   const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma}, mixed = {AttentionKernel::kMixed};
   const bool mixes = may_mix(p) && fits_plan(p, mixed, capability);
   const auto fits = [&] { return fits_plan(p, wgmma, capability); };  // asked where the answer matters
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     if (fits_plan(p, groups, capability)) return groups;
-    const std::int64_t blocks = SplitGrid(p).blocks;
-    if (blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) return clusters;
+    const SplitGrid grid(p);
+    if (grid.blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) {
+      return clusters;
+    }
+    // Blocks of threads that have keys, if every sequence has a tile of rows and the most keys. Slots of packed queries
+    // leave others without rows.
+    const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
+    const std::int64_t tiles =
+        p.cu_seqlens_q != nullptr ? std::max(p.num_sequences, rows / SplitGrid::kRows) : grid.tiles;
+    const std::int64_t blocks =
+        grid.splits * p.num_kv_heads * tiles * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences);
     // Some multiprocessors do not find three others for a cluster. Calls with more blocks than multiprocessors take
-    // kFewRows: three blocks run on a multiprocessor and hide each other's waits.
-    if (blocks <= multiprocessors && fits_plan(p, pairs, capability)) return pairs;
+    // kFewRows: three blocks run on a multiprocessor and hide each other's waits. But splits of more than 1024 keys are
+    // chains that kPairs walks sooner, even if some blocks run after others.
+    constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
+    const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
+    if (blocks <= most && fits_plan(p, pairs, capability)) return pairs;
     // Speculative drafts give all sequences equally many queries, so kFewRows alone serves them.
     const bool differ = mixes && p.q_tokens % sequences != 0;
-    const bool fills = blocks > 3 * std::int64_t{multiprocessors};
-    return differ && fills && fits() ? mixed : few_rows;
+    const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
+    if (differ && fills && fits()) return mixed;
+    // All blocks run at once. With more blocks, four on a multiprocessor wait longer than three.
+    const bool at_once = blocks > 3 * std::int64_t{multiprocessors} && blocks <= 4 * std::int64_t{multiprocessors};
+    return at_once && fits_plan(p, dense, capability) ? dense : few_rows;
   }
   if (mixes) return mixed;
   return p.q_tokens >= kWgmmaQueries * sequences && fits() ? wgmma : AttentionPlan{};

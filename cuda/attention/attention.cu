@@ -11,11 +11,13 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (plan.kernel >= AttentionKernel::kPairs && plan.kernel <= AttentionKernel::kWgmma) {
+  if (plan.kernel >= AttentionKernel::kDense && plan.kernel <= AttentionKernel::kWgmma) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
       if constexpr (T::kPacked) {
         switch (plan.kernel) {
+          case AttentionKernel::kDense:
+            return run_attention_dense<T>(p, stream);
           case AttentionKernel::kPairs:
             return run_attention_pairs<T>(p, stream);
           case AttentionKernel::kClusters:

@@ -12,6 +12,8 @@ namespace rlk::cuda {
 enum class AttentionKernel : std::int32_t {
   kTiles,     // blocks of 64 rows; float32: 64 rows, or 32 for more than 128 columns
   kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
+  kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor, which others have three of; 65 to 128
+              // columns and rows that begin at multiples of 16 bytes
   kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
               // value_dim equals head_dim; the plans below need this, too
   kClusters,  // sm_90: four blocks of threads per split, for fewer blocks than kPairs serves; 65 to 128 columns
@@ -24,10 +26,10 @@ struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
 constexpr AttentionPlan kAttentionPlans[] = {
-    {AttentionKernel::kTiles},  {AttentionKernel::kFewRows}, {AttentionKernel::kPairs}, {AttentionKernel::kClusters},
-    {AttentionKernel::kGroups}, {AttentionKernel::kWgmma},   {AttentionKernel::kMixed}};
+    {AttentionKernel::kTiles},    {AttentionKernel::kFewRows}, {AttentionKernel::kDense}, {AttentionKernel::kPairs},
+    {AttentionKernel::kClusters}, {AttentionKernel::kGroups},  {AttentionKernel::kWgmma}, {AttentionKernel::kMixed}};
 constexpr const char* name_of(const AttentionPlan& plan) {
-  constexpr const char* kNames[] = {"tiles", "few rows", "pairs", "clusters", "groups", "wgmma", "mixed"};
+  constexpr const char* kNames[] = {"tiles", "few rows", "dense", "pairs", "clusters", "groups", "wgmma", "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
 // fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves

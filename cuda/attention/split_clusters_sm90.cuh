@@ -24,6 +24,7 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kSlice = kColumns_ / kRanks,
                        kSliceBytes = kSlice * 2;  // V's columns per rank, 8 per warp
   static constexpr int kShare = 1;
+  static constexpr bool kAllowsNext = true;
   static_assert(kSlice == 32 && Shape::kGroups == 4);
   static constexpr int kValuesAt = 2 * Shape::kOperandBytes, kWeightsAt = kValuesAt + kRoundKeys * kSliceBytes;
   static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // sums of the first rank
@@ -54,10 +55,12 @@ class SplitByClusters : SplitRows<T, Tile> {
     const bool loads = warp() >= Tile::kWarps;
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
-    const bool found = this->find(blockIdx.x / Tile::kRanks);  // all blocks of the cluster compute the same
+    std::int64_t first_row;
+    if (!this->find_tile(blockIdx.x / Tile::kRanks, &first_row)) return;  // all blocks of the cluster compute the same
+    const AttentionSpan span(p_, this->sequence_);
+    const bool found = this->find(span, first_row);
     if (rank_ == 0) this->store_unused();
     if (!found) return;
-    const AttentionSpan span(p_, this->sequence_);
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
     cluster_arrive();  // senders wait for this
@@ -389,7 +392,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                              const __grid_constant__ PairMaps maps) {
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  allow_next_kernel();
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&maps.k);
     prefetch_tensor_map(&maps.v);
@@ -405,9 +407,9 @@ void run_attention_clusters(const AttentionParams& p, cudaStream_t stream) {
   const PairMaps maps = {attention_map(p, p.k, false, box), attention_map(p, p.v, false, box, Tile::kSlice), box};
   run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {
     allow_shared_memory<attention_cluster_kernel<T, Tile>>();
-    launch_dependent_clusters<false>(attention_cluster_kernel<T, Tile>, Tile::kRanks,
-                                     static_cast<int>(checked_blocks(std::int64_t{blocks} * Tile::kRanks, "attention")),
-                                     Tile::kThreads, Tile::kBytes, stream, p, call, maps);
+    launch_dependent_clusters<true>(attention_cluster_kernel<T, Tile>, Tile::kRanks,
+                                    static_cast<int>(checked_blocks(std::int64_t{blocks} * Tile::kRanks, "attention")),
+                                    Tile::kThreads, Tile::kBytes, stream, p, call, maps);
   });
 }
 

@@ -1,7 +1,8 @@
 // attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a
 // cache. A block of threads computes 16 rows of one canonical split of their keys; a second kernel merges the splits.
 // Four warps share a block of keys. cp.async keeps one block of K and one of V in flight. So three blocks of threads
-// fit on a multiprocessor and hide each other's waits. Bound by HBM; numbers: README.md.
+// fit on a multiprocessor and hide each other's waits; with halves of blocks of V four fit. Bound by HBM; numbers:
+// README.md.
 #pragma once
 
 #include "split_groups.cuh"
@@ -10,18 +11,25 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-template <int kColumns_, bool kShares_ = false, bool kMixed_ = false>
+// kParts: parts of a block of V, which pass through the same memory one after another. With two, and 32 bits for each
+// address, four blocks of threads fit on a multiprocessor of compute capability 9.0.
+template <int kColumns_, bool kShares_ = false, bool kMixed_ = false, int kParts_ = 1>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
   using Params = std::conditional_t<kMixed_, MixedParams, AttentionParams>;
   static constexpr bool kShares = kShares_, kMixed = kMixed_;
   static constexpr int kThreads = 32 * Shape::kWarps;
+  static constexpr int kParts = kParts_, kPartKeys = Shape::kKeys / kParts, kBlocksTogether = kParts > 1 ? 4 : 1;
+  using Offset = std::conditional_t<(kParts > 1), std::uint32_t, std::int64_t>;
   // Offsets in shared memory: K and V; the addresses of keys (K's and V's of two blocks); results.
-  static constexpr int kValuesAt = Shape::kOperandBytes, kOffsetsAt = 2 * Shape::kOperandBytes;
-  static constexpr int kWeightsAt = kOffsetsAt + 4 * Shape::kKeys * 8, kMaximaAt = kWeightsAt + Shape::kWeightBytes;
+  static constexpr int kValuesAt = Shape::kOperandBytes;
+  static constexpr int kOffsetsAt = kValuesAt + Shape::kOperandBytes / kParts;
+  static constexpr int kOffsetBytes = (kParts > 1 ? 3 : 4) * Shape::kKeys * static_cast<int>(sizeof(Offset));
+  static constexpr int kWeightsAt = kOffsetsAt + kOffsetBytes, kMaximaAt = kWeightsAt + Shape::kWeightBytes;
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBytes = kFactorsAt + Shape::kFactorBytes;
-  static_assert(Shape::kRows * Shape::kRowBytes <= Shape::kOperandBytes);  // queries pass through V's memory
+  static_assert(Shape::kRows * Shape::kRowBytes * kParts <= Shape::kOperandBytes);  // queries pass through V's memory
+  static_assert(kParts == 1 || (kBytes + 1024) * 4 <= 228 * 1024);
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return chunk_of<SplitTile>(operand, row, chunk);
   }
@@ -36,19 +44,23 @@ class SplitByCopies : SplitRows<T, Tile> {
     same_places_ = p.k.sequence_stride == p.v.sequence_stride && p.k.token_stride == p.v.token_stride;
   }
   __device__ __forceinline__ void run() {
+    std::int64_t first_row;
     if constexpr (Tile::kMixed) {
       if (!this->find_sequence(blockIdx.x)) return;
     } else {
-      const bool found = this->find(blockIdx.x);
+      if (!this->find_tile(blockIdx.x, &first_row)) return;
+    }
+    const AttentionSpan span(p_, this->sequence_);
+    if constexpr (!Tile::kMixed) {
+      const bool found = this->find(span, first_row);
       this->store_unused();
       if (!found) return;
     }
-    const AttentionSpan span(p_, this->sequence_);
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
     asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
     if constexpr (Tile::kMixed) {
-      const auto rows = static_cast<unsigned>(this->places_of(span)) * this->group_;
+      const auto rows = static_cast<unsigned>(this->places_of(span)) * this->call_.group;
       const unsigned step = this->call_.tiles * Tile::kRows;
 #pragma unroll 1
       for (unsigned first = this->first_row_; first < rows; first += step) {
@@ -73,15 +85,26 @@ class SplitByCopies : SplitRows<T, Tile> {
   using Rows::p_, Rows::shared_, Rows::memory_, Rows::vectors_, Rows::page_shift_, Rows::kv_head_;
 
   __device__ __forceinline__ void compute(const AttentionSpan& span) {
-    SplitRows<T, Tile>::begin(span);
     walk(span);
     this->store([] { __syncthreads(); });
   }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
-  // Addresses of the rows of K (0) or V (1), for even or odd blocks.
-  __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
-    return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsetsAt) + (which * 2 + parity) * Tile::kKeys;
+  // Addresses of the rows of K (0) or V (1), for even or odd blocks. With parts of V, those of K have one place: they
+  // are read before those of the next block are stored.
+  using Offset = typename Tile::Offset;
+  __device__ __forceinline__ Offset* offsets(int which, int parity) const {
+    const int at = Tile::kParts > 1 ? which * (1 + parity) : which * 2 + parity;
+    return reinterpret_cast<Offset*>(memory_ + Tile::kOffsetsAt) + at * Tile::kKeys;
+  }
+  // 32 bits hold a number of 16 bytes.
+  static __device__ __forceinline__ Offset narrow(std::int64_t offset) {
+    if constexpr (sizeof(Offset) == 8) return offset;
+    return offset > kZeroRow ? static_cast<Offset>(offset / 8) : offset == kNoPage ? ~0u : ~1u;
+  }
+  static __device__ __forceinline__ std::int64_t widen(Offset offset) {
+    if constexpr (sizeof(Offset) == 8) return offset;
+    return offset < ~1u ? std::int64_t{offset} * 8 : offset == ~0u ? kNoPage : kZeroRow;
   }
 
   // The page of this thread's key in a block. It is loaded early, since this load takes as long as the load of a row of
@@ -105,22 +128,27 @@ class SplitByCopies : SplitRows<T, Tile> {
     if (threadIdx.x >= Tile::kKeys) return true;
     const int parity = block / Tile::kKeys % 2, key = block + threadIdx.x;
     const std::int64_t offset = offset_of_key(span, p_.k, key, page);
-    offsets(0, parity)[threadIdx.x] = offset;
-    offsets(1, parity)[threadIdx.x] = same_places_ ? offset : offset_of_key(span, p_.v, key, page);
+    offsets(0, parity)[threadIdx.x] = narrow(offset);
+    offsets(1, parity)[threadIdx.x] = narrow(same_places_ ? offset : offset_of_key(span, p_.v, key, page));
     return offset > kZeroRow;
   }
-  // `whole`: all of the block's rows are in memory.
+  // `whole`: all of the block's rows are in memory. `part`: of V.
   template <bool kIsKey>
-  __device__ __forceinline__ void load(int block, bool whole) const {
+  __device__ __forceinline__ void load(int block, bool whole, int part = 0) const {
     if (block < last_key_) {
       const auto* head = kIsKey ? k_head_ : v_head_;
-      const std::int64_t* from = offsets(kIsKey ? 0 : 1, block / Tile::kKeys % 2);
+      const Offset* from = offsets(kIsKey ? 0 : 1, block / Tile::kKeys % 2) + (kIsKey ? 0 : part * Tile::kPartKeys);
       const std::uint32_t to = kIsKey ? keys_at() : values_at();
       const int dim = static_cast<int>(kIsKey ? p_.head_dim : p_.value_dim);
+      constexpr int kRows = kIsKey ? Tile::kKeys : Tile::kPartKeys;
       if (vectors_ && whole) {
-        copy_rows(head, dim, from, to);
+        copy_rows<kRows>(head, dim, from, to);
       } else {
-        load_operand_rows<T, Tile, kIsKey>(head, from, dim, vectors_, to);
+#pragma unroll 2
+        for (int i = threadIdx.x; i < kRows * Tile::kChunks; i += Tile::kThreads) {
+          const int row = i / Tile::kChunks, chunk = i % Tile::kChunks;
+          load_operand_chunk<T, kIsKey>(head, widen(from[row]), chunk, dim, vectors_, Tile::chunk(to, row, chunk));
+        }
       }
     }
     copy_async_commit();
@@ -128,21 +156,23 @@ class SplitByCopies : SplitRows<T, Tile> {
   // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first, since after a copy the
   // compiler would wait for each address. It stores nothing between copies, since stores would take more instructions
   // than the copies.
-  __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const std::int64_t* from,
+  template <int kRowsOfAll>
+  __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const Offset* from,
                                             std::uint32_t to) const {
     constexpr int kRowsAtOnce = Tile::kThreads / Tile::kChunks;
-    constexpr int kRows = Tile::kKeys / kRowsAtOnce, kAtOnce = kRows < 8 ? kRows : 8;
+    constexpr int kRows = kRowsOfAll / kRowsAtOnce, kAtOnce = kRows < 8 ? kRows : 8;
     const int first = threadIdx.x / Tile::kChunks, chunk = threadIdx.x % Tile::kChunks;
     if (chunk * 8 >= dim) return;
     const auto* column = head + chunk * 8;
 #pragma unroll
     for (int i = 0; i < kRows; i += kAtOnce) {
-      std::int64_t offset[kAtOnce];
+      Offset offset[kAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) offset[j] = from[first + (i + j) * kRowsAtOnce];
 #pragma unroll
       for (int j = 0; j < kAtOnce; ++j) {
-        copy_async_16(Tile::chunk(to, first + (i + j) * kRowsAtOnce, chunk), column + offset[j]);
+        copy_async_16(Tile::chunk(to, first + (i + j) * kRowsAtOnce, chunk),
+                      column + (Tile::kParts > 1 ? std::int64_t{offset[j]} * 8 : std::int64_t{offset[j]}));
       }
     }
   }
@@ -168,6 +198,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     this->template load_queries<Tile::kThreads>(span, values_at());
     bool whole = __syncthreads_and(locate(span, block, first_page));
     load<true>(block, whole);
+    SplitRows<T, Tile>::begin(span);
     copy_async_wait<1>();
     __syncthreads();
     this->read_queries(values_at());
@@ -184,6 +215,7 @@ class SplitByCopies : SplitRows<T, Tile> {
         this->hide(block, s);
         this->put_largest(s);
       }
+      const bool values_whole = whole;
       whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima have arrived
       load<true>(block + Tile::kKeys, whole);
       float factor[2];
@@ -197,7 +229,16 @@ class SplitByCopies : SplitRows<T, Tile> {
       copy_async_wait<1>();
       __syncthreads();  // V has arrived, and so have all warps' probabilities
       this->add_probabilities(0, threadIdx.x);
-      this->accumulate(0, factor, values_at());
+      this->rescale(factor);
+      this->template accumulate<Tile::kParts>(0, values_at());
+#pragma unroll
+      for (int part = 1; part < Tile::kParts; ++part) {
+        __syncthreads();  // the last part was read
+        load<false>(block, values_whole, part);
+        copy_async_wait<0>();
+        __syncthreads();
+        this->template accumulate<Tile::kParts>(part, values_at());
+      }
     }
   }
 
@@ -206,11 +247,10 @@ class SplitByCopies : SplitRows<T, Tile> {
 };
 
 template <class T, class Tile>
-__global__ void __launch_bounds__(Tile::kThreads)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksTogether)
     attention_split_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
                            bool vectors) {
   extern __shared__ __align__(128) unsigned char memory[];
-  allow_next_kernel();
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
   // The merge waits for this kernel, which therefore waits for the shared splits.
   if (Tile::kShares && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
@@ -225,13 +265,21 @@ void launch_splits(const AttentionParams& p, const SplitCall& call, unsigned blo
                              stream, p, call, vectors);
 }
 
+// Calls without shared splits, on SM90.
+template <class T>
+void run_attention_dense(const AttentionParams& p, cudaStream_t stream) {
+  run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {
+    launch_splits<T, SplitTile<128, false, false, 2>, true>(p, call, blocks, true, stream);
+  });
+}
+
 template <class T, bool kOverlap>
 void run_attention_splits(const AttentionParams& p, bool vectors, cudaStream_t stream) {
   const auto run = [&](auto columns) {
     constexpr int kColumns = decltype(columns)::value;
     const SplitGrid grid(p);
     run_splits<T, kOverlap>(p, grid, stream, [&](const SplitCall& call, unsigned blocks) {
-      if (!grid.shares) return launch_splits<T, SplitTile<kColumns>, false>(p, call, blocks, vectors, stream);
+      if (!grid.shares) return launch_splits<T, SplitTile<kColumns>, kOverlap>(p, call, blocks, vectors, stream);
       launch_groups<T, GroupTile<kColumns>>(p, call, vectors, stream);
       launch_splits<T, SplitTile<kColumns, true>, kOverlap>(p, call, blocks, vectors, stream);
     });

@@ -19,6 +19,7 @@ struct PairTile : SplitShape<kColumns_, 2> {
   using Shape = SplitShape<kColumns_, 2>;
   static constexpr int kLoaders = 4, kSlots = 3;  // loading warps; pairs of blocks of K or V in flight or in use
   static constexpr int kThreads = 32 * (Shape::kWarps + kLoaders);
+  static constexpr bool kAllowsNext = true;
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // panels of 64 columns
   static constexpr int kSlotBytes = 2 * Shape::kOperandBytes;
   static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries pass through the probabilities' memory
@@ -62,10 +63,12 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       mbarrier_init_fence();
     }
-    const bool found = this->find(blockIdx.x);
+    std::int64_t first_row;
+    if (!this->find_tile(blockIdx.x, &first_row)) return;
+    const AttentionSpan span(p_, this->sequence_);
+    const bool found = this->find(span, first_row);
     this->store_unused();
     if (!found) return;
-    const AttentionSpan span(p_, this->sequence_);
     if (loads) {
       begin_loading();
       return fetch(span);
@@ -110,15 +113,14 @@ class SplitByPairs : SplitRows<T, Tile> {
   // The loading warps. Every lane holds the position of one box; each warp loads some of the boxes.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     int block = first_block();
-    Box box = box_of(span, block), next = box_of(span, block + 2 * Tile::kKeys);
+    Box box = box_of(span, block);
     RingPosition at;
 #pragma unroll 1
     for (; block < last_key_; block += 2 * Tile::kKeys) {
-      const Box after = box_of(span, block + 4 * Tile::kKeys);
       fetch_pair(span, box, block, &maps_.k, at);
+      const Box next = box_of(span, block + 2 * Tile::kKeys);
       fetch_pair(span, box, block, &maps_.v, at);
       box = next;
-      next = after;
     }
   }
   __device__ __forceinline__ void fetch_pair(const AttentionSpan& span, const Box& box, int block,
@@ -137,11 +139,10 @@ class SplitByPairs : SplitRows<T, Tile> {
       mbarrier_arrive_expect(full(at.stage), __popc(mine) * maps_.box * Tile::kRowBytes);
     }
     __syncwarp();
-#pragma unroll 4
-    for (int i = loader; i < 32; i += Tile::kLoaders) {
+#pragma unroll 1
+    for (unsigned left = mine; left != 0; left &= left - 1) {
+      const int i = __ffs(static_cast<int>(left)) - 1, row = i * maps_.box, key = block + row;
       const int page = __shfl_sync(~0u, box.page, i);
-      if (!(mine >> i & 1)) continue;
-      const int row = i * maps_.box, key = block + row;
       const int token = paged ? key & ((1 << this->page_shift_) - 1) : static_cast<int>(span.k_first) + key;
       const int sequence = paged ? page : packed ? 0 : static_cast<int>(span.sequence);
       const std::uint32_t to = operand(at.stage, row / Tile::kKeys) + row % Tile::kKeys * 128;
@@ -227,8 +228,12 @@ class SplitByPairs : SplitRows<T, Tile> {
         this->add_probabilities(0, threadIdx.x);
         if (both) this->add_probabilities(1, threadIdx.x);
       }
-      this->accumulate(0, factor[0], operand(at.stage, 0));
-      if (both) this->accumulate(1, factor[1], operand(at.stage, 1));
+      this->rescale(factor[0]);
+      this->accumulate(0, operand(at.stage, 0));
+      if (both) {
+        this->rescale(factor[1]);
+        this->accumulate(1, operand(at.stage, 1));
+      }
       free(at.stage);
       at.advance(Tile::kSlots);
     }
@@ -243,7 +248,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
                           const __grid_constant__ PairMaps maps) {
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-  allow_next_kernel();
   if (threadIdx.x == 0) {
     prefetch_tensor_map(&maps.k);
     prefetch_tensor_map(&maps.v);
@@ -260,7 +264,8 @@ void run_attention_pairs(const AttentionParams& p, cudaStream_t stream) {
     const PairMaps maps = {attention_map(p, p.k, false, box), attention_map(p, p.v, false, box), box};
     run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {
       allow_shared_memory<attention_pair_kernel<T, Tile>>();
-      attention_pair_kernel<T, Tile><<<blocks, Tile::kThreads, Tile::kBytes, stream>>>(p, call, maps);
+      launch_dependent<true>(attention_pair_kernel<T, Tile>, static_cast<int>(blocks), Tile::kThreads, Tile::kBytes,
+                             stream, p, call, maps);
     });
   };
   p.head_dim <= 64 ? run(PairTile<64>{}) : run(PairTile<128>{});

@@ -20,30 +20,49 @@ struct SplitShape {
                        kShare = kColumns / kWarps / 8;  // steps of a score; tiles of 8 columns in a warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
-  static constexpr bool kPartial = false;  // results are stored in the layout of partials
-  static constexpr bool kMixed = false;    // sequences with few queries of a mixed batch
-  static constexpr bool kShares = false;   // the splits that a group shares are computed elsewhere
+  static constexpr bool kPartial = false;     // results are stored in the layout of partials
+  static constexpr bool kMixed = false;       // sequences with few queries of a mixed batch
+  static constexpr bool kShares = false;      // the splits that a group shares are computed elsewhere
+  static constexpr bool kAllowsNext = false;  // the next call's blocks may begin beside this call's
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
+};
+
+// Divides numbers below 2^31 by a multiplication. A block of threads makes ten divisions, one after another, before it
+// loads its first keys. An integer division takes some twenty dependent instructions.
+struct Divisor {
+  std::uint32_t value = 0, factor = 0, shift = 0;
+
+  Divisor() = default;
+  RLK_HD explicit Divisor(std::uint32_t divisor) : value(divisor), shift(31) {
+    while (divisor > std::uint64_t{1} << (shift - 31)) ++shift;
+    if (divisor > 0) factor = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
+  }
+  friend RLK_HD std::uint32_t operator/(std::uint32_t n, const Divisor& d) {
+    return static_cast<std::uint32_t>(std::uint64_t{n} * d.factor >> d.shift);
+  }
+  friend RLK_HD std::uint32_t operator%(std::uint32_t n, const Divisor& d) { return n - n / d * d.value; }
 };
 
 // Partial results of row (token, head) in split s: m and l at [row][s][2], O at [row][s][value_dim].
 struct SplitCall {
   std::uint32_t tiles, splits;    // the fields of SplitGrid; in a mixed batch `tiles` is MixedGrid::slots
   std::uint32_t stride;           // likewise
-  std::uint32_t kv_heads, group;  // query heads per key head; 32 bits: a 64-bit division takes a hundred instructions
+  std::uint32_t kv_heads, group;  // `group`: query heads per key head
   bool merges;                    // the same field of SplitGrid
   float* rows;
   float* sums;
   std::uint32_t of_split = 0;  // blocks per split where the last splits come first, else 0
+  Divisor by_tiles{tiles}, by_splits{splits}, by_stride{stride}, by_heads{kv_heads}, by_group{group};
+  Divisor by_blocks{of_split}, by_slot{group + static_cast<std::uint32_t>(SplitGrid::kRows)};
 };
 
 // Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so no sum over earlier sequences is
 // needed.
-__device__ __forceinline__ std::int64_t first_row_slot(const AttentionInput& p, std::int64_t group,
-                                                       std::int64_t sequence) {
-  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) * group / SplitGrid::kRows + sequence;
+__device__ __forceinline__ unsigned first_row_slot(const AttentionInput& p, unsigned group, unsigned sequence) {
+  const int row = min(max(p.cu_seqlens_q[sequence], 0), static_cast<int>(p.q_tokens));
+  return row * group / SplitGrid::kRows + sequence;
 }
 
 // Number of a sequence's splits that lie in the shared pages of its group, if every sequence of the group has the keys
@@ -84,16 +103,25 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
+  // The sequence of a tile, if every sequence has one query.
+  __device__ __forceinline__ unsigned guess_of(unsigned at) const {
+    unsigned guess = at;
+    if (!Tile::kMixed) guess = p_.cu_seqlens_q != nullptr ? at - at * call_.group / call_.by_slot : at / call_.by_tiles;
+    return min(guess, static_cast<unsigned>(p_.num_sequences) - 1);
+  }
+  // The query of a row in its sequence, and its head.
+  __device__ __forceinline__ unsigned query_of(unsigned row) const { return row / call_.by_group; }
+  __device__ __forceinline__ unsigned head_of(unsigned row) const {
+    return kv_head_ * call_.group + row % call_.by_group;
+  }
   // Prefetches lists, pages and queries into L2, which a block would otherwise read one after the other. It assumes one
   // query for each sequence. `at` is the tile's number in SplitGrid or, in a mixed batch, the sequence.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
-    unsigned guess = at;
-    if (!Tile::kMixed) guess = packed ? at - at * group_ / (Tile::kRows + group_) : at / call_.tiles;
-    const std::int64_t sequence = min(std::int64_t{guess}, p_.num_sequences - 1);
+    const std::int64_t sequence = guess_of(at);
     const void* from = nullptr;
     if (lane() < 8) {
-      const unsigned head = kv_head_ * group_ + lane() % group_;
+      const unsigned head = kv_head_ * call_.group + static_cast<unsigned>(lane()) % call_.by_group;
       const std::int64_t step = packed ? p_.q.token_stride : p_.q.sequence_stride;
       if (!packed || sequence < p_.q_tokens) {
         from = static_cast<const typename T::Storage*>(p_.q.data) + sequence * step + head * p_.q.head_stride;
@@ -112,40 +140,67 @@ class SplitRows {
     }
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-  // Whether the block has rows, and keys that they see. Offsets are set only in this case, since rows outside every
-  // sequence have none.
-  __device__ __forceinline__ bool find(unsigned block) {
-    group_ = call_.group;
-    split_ = block % call_.stride;
+  // Finds the block's tile: its sequence, split and key head, and its first row in the sequence. Returns whether there
+  // are sequences.
+  __device__ __forceinline__ bool find_tile(unsigned block, std::int64_t* first_row) {
+    split_ = block % call_.by_stride;
     if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
-    unsigned of_heads = block / call_.stride;
+    unsigned of_heads = block / call_.by_stride;
     if (call_.of_split > 0) {
-      split_ = call_.stride - 1 - block / call_.of_split;
-      of_heads = block % call_.of_split;
+      split_ = call_.stride - 1 - block / call_.by_blocks;
+      of_heads = block % call_.by_blocks;
     }
-    const unsigned at = of_heads / call_.kv_heads;
-    kv_head_ = static_cast<int>(of_heads % call_.kv_heads);
+    const unsigned at = of_heads / call_.by_heads;
+    kv_head_ = static_cast<int>(of_heads % call_.by_heads);
     first_slot_ = at == 0;
+    const unsigned guess = guess_of(at);
+    // The merge begins after this and reads lists at once, which the kernel before this one may have written.
+    if (!Tile::kShares) wait_for_previous_kernel();
+    if (Tile::kAllowsNext || call_.merges) allow_next_kernel();
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
-    std::int64_t first_row;
     if (p_.cu_seqlens_q != nullptr) {
-      std::int64_t low = 0, high = p_.num_sequences;  // finds the last sequence that begins at or before it
-      while (high - low > 1) {
-        const std::int64_t middle = (low + high) / 2;
-        (first_row_slot(p_, group_, middle) <= at ? low : high) = middle;
+      // Finds the last sequence that begins at or before the tile. With one query for each sequence this is the guess,
+      // or the sequence before it. Then no load waits for another one.
+      const auto sequences = static_cast<unsigned>(p_.num_sequences);
+      unsigned low = 0, high = sequences, slot = 0;
+      if (sequences > 1) {
+        const unsigned before = max(guess, 1u) - 1;
+        const unsigned slot_before = first_row_slot(p_, call_.group, before),
+                       middle = first_row_slot(p_, call_.group, guess);
+        const unsigned after = first_row_slot(p_, call_.group, guess + 1);
+        if (middle <= at && (after > at || guess + 1 == sequences)) {
+          low = guess;
+          high = low + 1;
+          slot = middle;
+        } else if (middle > at && slot_before <= at) {
+          low = before;
+          high = low + 1;
+          slot = slot_before;
+        }
+      }
+      if (high - low > 1 || sequences == 1) {
+        while (high - low > 1) {
+          const unsigned middle = (low + high) / 2;
+          (first_row_slot(p_, call_.group, middle) <= at ? low : high) = middle;
+        }
+        slot = first_row_slot(p_, call_.group, low);
       }
       sequence_ = static_cast<int>(low);
-      first_row = (at - first_row_slot(p_, group_, low)) * Tile::kRows;
+      *first_row = (std::int64_t{at} - slot) * Tile::kRows;
     } else {
-      sequence_ = static_cast<int>(at / call_.tiles);
-      first_row = at % call_.tiles * Tile::kRows;
+      sequence_ = static_cast<int>(at / call_.by_tiles);
+      *first_row = at % call_.by_tiles * Tile::kRows;
     }
-    const AttentionSpan span(p_, sequence_);
+    return true;
+  }
+  // Whether the tile has rows, and keys that they see. Offsets are set only in this case, since rows outside every
+  // sequence have none.
+  __device__ __forceinline__ bool find(const AttentionSpan& span, std::int64_t first_row) {
     first_place_ = row_of(p_, sequence_, span.q_first);
-    const std::int64_t rows = span.num_queries * group_;
+    const std::int64_t rows = span.num_queries * call_.group;
     if (!call_.merges) {
-      const std::int64_t places = (places_of(span) * group_);
+      const std::int64_t places = (places_of(span) * call_.group);
       first_row_ = last_row_ = static_cast<unsigned>(clamp_to(first_row, 0, places));
       end_row_ = static_cast<unsigned>(clamp_to(first_row + Tile::kRows, first_row_, places));
     }
@@ -162,29 +217,28 @@ class SplitRows {
   // Finds the block's sequence, split and key head in a mixed batch; find_rows() then finds its tiles. Returns whether
   // the sequence has few queries.
   __device__ __forceinline__ bool find_sequence(unsigned block) {
-    group_ = call_.group;
-    const unsigned of_slots = block / call_.tiles, of_splits = of_slots / call_.splits;
-    first_row_ = block % call_.tiles * Tile::kRows;
-    split_ = of_slots % call_.splits;
-    kv_head_ = static_cast<int>(of_splits % call_.kv_heads);
-    sequence_ = static_cast<int>(of_splits / call_.kv_heads);
-    if (warp() == 0) prefetch(of_splits / call_.kv_heads);
+    const unsigned of_slots = block / call_.by_tiles, of_splits = of_slots / call_.by_splits;
+    first_row_ = block % call_.by_tiles * Tile::kRows;
+    split_ = of_slots % call_.by_splits;
+    kv_head_ = static_cast<int>(of_splits % call_.by_heads);
+    sequence_ = static_cast<int>(of_splits / call_.by_heads);
+    if (warp() == 0) prefetch(of_splits / call_.by_heads);
     const AttentionRange q = attention_place(p_.cu_seqlens_q, sequence_, p_.q_tokens);
     first_place_ = q.first;
     return q.last - q.first <= p_.few;
   }
   // Takes the tile whose rows begin at `first`. Returns whether it has rows, and keys that they see.
   __device__ __forceinline__ bool find_rows(const AttentionSpan& span, unsigned first) {
-    const auto rows = static_cast<unsigned>(span.num_queries) * group_;
+    const auto rows = static_cast<unsigned>(span.num_queries) * call_.group;
     first_row_ = first;
-    end_row_ = min(first + Tile::kRows, static_cast<unsigned>(places_of(span)) * group_);
+    end_row_ = min(first + Tile::kRows, static_cast<unsigned>(places_of(span)) * call_.group);
     last_row_ = max(first, min(end_row_, rows));
     if (first_row_ < last_row_ && !find_keys(span)) last_row_ = first_row_;
     return first_row_ < last_row_;
   }
   // Finds the split's keys that the rows see. Returns whether there are any.
   __device__ __forceinline__ bool find_keys(const AttentionSpan& span) {
-    AttentionRange keys = span.keys_of(AttentionRange{first_row_ / group_, (last_row_ - 1) / group_ + 1});
+    AttentionRange keys = span.keys_of(AttentionRange{query_of(first_row_), query_of(last_row_ - 1) + 1});
     if constexpr (Tile::kPartial) keys = span.here(keys);
     first_key_ = static_cast<int>(max(keys.first, attention_split_begin(split_)));
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
@@ -214,12 +268,12 @@ class SplitRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned row = first_row_ + lane() / 4 + 8 * r;
-      const AttentionRange sees = row < last_row_ ? span.keys_of(row / group_) : AttentionRange{0, 0};
+      const AttentionRange sees = row < last_row_ ? span.keys_of(query_of(row)) : AttentionRange{0, 0};
       sees_[r][0] = static_cast<int>(sees.first);
       sees_[r][1] = static_cast<int>(sees.last);
     }
-    common_[0] = static_cast<int>(span.keys_of((last_row_ - 1) / group_).first);
-    common_[1] = static_cast<int>(span.keys_of(first_row_ / group_).last);
+    common_[0] = static_cast<int>(span.keys_of(query_of(last_row_ - 1)).first);
+    common_[1] = static_cast<int>(span.keys_of(query_of(first_row_)).last);
   }
 
   // Whether a lane has a second row in use. With one query per sequence and at most eight query heads per key head, no
@@ -255,8 +309,7 @@ class SplitRows {
       const unsigned at = first_row_ + row;
       std::int64_t offset = kZeroRow;
       if (at < last_row_) {
-        offset = offset_of(p_.q, packed, span.sequence, span.q_first + at / group_) +
-                 (kv_head_ * group_ + at % group_) * p_.q.head_stride;
+        offset = offset_of(p_.q, packed, span.sequence, span.q_first + query_of(at)) + head_of(at) * p_.q.head_stride;
       }
       load_operand_chunk<T, false>(data, offset, chunk, static_cast<int>(p_.head_dim), vectors_,
                                    chunk_of<Tile>(to, row, chunk));
@@ -398,14 +451,18 @@ class SplitRows {
     l = add_rn(l, Machine::shuffle_xor(l, 2));
     return add_rn(l, Machine::shuffle_xor(l, 4));
   }
-  // Adds the block of V at `values`, weighted by the probabilities of block `which`.
-  __device__ __forceinline__ void accumulate(int which, const float (&factor)[2], std::uint32_t values) {
+  // Multiplies the sums of values by the factors of a block of keys.
+  __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
     for (int tile = 0; tile < Tile::kShare; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) sums_[tile][i] = mul_rn(sums_[tile][i], factor[i / 2]);
     }
-    constexpr int kSteps = Tile::kKeys / 16, kPairs = (Tile::kShare + 1) / 2;
+  }
+  // Adds part `which` of the blocks of V, at `values`, weighted by its probabilities. A block has kParts parts.
+  template <int kParts = 1>
+  __device__ __forceinline__ void accumulate(int which, std::uint32_t values) {
+    constexpr int kSteps = Tile::kKeys / 16 / kParts, kPairs = (Tile::kShare + 1) / 2;
     const unsigned char* weights = memory_ + Tile::kWeightsAt + which * kSteps * 512 + lane() * 16;
     std::uint32_t a[kAhead + 1][4], b[kAhead + 1][kPairs][4];
     const auto fetch = [&](int step) {
@@ -436,16 +493,16 @@ class SplitRows {
   }
 
   __device__ __forceinline__ std::int64_t index(unsigned row) const {
-    std::int64_t token = first_place_ + row / group_;
+    std::int64_t token = first_place_ + query_of(row);
     if constexpr (Tile::kMixed) {
       if (!p_.by_token) token += sequence_ * p_.few - first_place_;
     }
-    return (token * p_.num_q_heads + kv_head_ * group_ + row % group_) * call_.splits + split_;
+    return (token * p_.num_q_heads + head_of(row)) * call_.splits + split_;
   }
   // The index of a row's results, in rows.
   __device__ __forceinline__ std::int64_t partial_index(unsigned row) const {
     const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
-    return cells + (first_place_ + row / group_) * p_.num_q_heads + kv_head_ * group_ + row % group_;
+    return cells + (first_place_ + query_of(row)) * p_.num_q_heads + head_of(row);
   }
   // Stores rows that see a key of the split. Other rows keep blank partials.
   __device__ __forceinline__ void store_partials() const {
@@ -484,7 +541,7 @@ class SplitRows {
     if constexpr (!Tile::kPartial) {
       if (call_.merges) return;
       if (!Tile::kMixed && p_.cu_seqlens_q != nullptr && split_ == 0 && first_slot_ && sequence_ == 0) {
-        clear_rows(0, static_cast<unsigned>(clamp_to(p_.cu_seqlens_q[0], 0, p_.q_tokens)) * group_, 0);
+        clear_rows(0, static_cast<unsigned>(clamp_to(p_.cu_seqlens_q[0], 0, p_.q_tokens)) * call_.group, 0);
       }
       clear_rows(last_row_, end_row_, first_place_);
     }
@@ -492,7 +549,7 @@ class SplitRows {
   __device__ __forceinline__ void clear_rows(unsigned first, unsigned end, std::int64_t place) const {
     auto* out = static_cast<typename T::Storage*>(p_.out);
     for (unsigned row = first; row < end; ++row) {
-      const std::int64_t head = kv_head_ * group_ + row % group_, at = place + row / group_;
+      const std::int64_t head = head_of(row), at = place + query_of(row);
       for (int column = threadIdx.x; column < p_.value_dim; column += blockDim.x) {
         out[(at * p_.num_q_heads + head) * p_.value_dim + column] = T::store(0.0f);
       }
@@ -510,7 +567,7 @@ class SplitRows {
     float factor, inverse;  // a negative factor: sums are 0
   };
   __device__ __forceinline__ RowScale finish_row(unsigned row, bool used, float m, float l) const {
-    const std::int64_t head = kv_head_ * group_ + row % group_;
+    const std::int64_t head = head_of(row);
     RowScale scale = {1.0f, 0.0f};
     if (used && p_.sinks != nullptr) {
       const AttentionMerge merge = attention_sink<Machine>(p_, head).into(&m, &l);
@@ -519,11 +576,11 @@ class SplitRows {
     const bool fails = attention_fails(m, used);
     if (!used) scale.factor = -1.0f;
     if (used) scale.inverse = fails ? canonical_nan() : div_rn(1.0f, l);
-    put_lse(first_place_ + row / group_, head, fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity());
+    put_lse(first_place_ + query_of(row), head, fails ? canonical_nan() : used ? attention_lse(m, l) : -infinity());
     return scale;
   }
   __device__ __forceinline__ void put_output(unsigned row, int column, const RowScale& scale, float a, float b) const {
-    const std::int64_t head = kv_head_ * group_ + row % group_, at = first_place_ + row / group_;
+    const std::int64_t head = head_of(row), at = first_place_ + query_of(row);
     auto* to = static_cast<typename T::Storage*>(p_.out) + (at * p_.num_q_heads + head) * p_.value_dim + column;
     const bool none = scale.factor < 0.0f;
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
@@ -598,7 +655,7 @@ class SplitRows {
   std::uint32_t shared_;
   bool vectors_;
   int page_shift_;  // log2 of the page size where that is a power of 2, else -1
-  unsigned group_ = 1, split_ = 0, first_row_ = 0, last_row_ = 0;
+  unsigned split_ = 0, first_row_ = 0, last_row_ = 0;
   unsigned end_row_ = 0;     // without a merge: end of the places after last_row_
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
