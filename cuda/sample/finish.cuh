@@ -522,7 +522,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row whose roots
   // a scan has stored does not need it.
   __device__ void find_roots() const {
-    constexpr int kPair = 2;
+    constexpr int kPair = 2;  // trees whose steps overlap
 #pragma unroll 1
     for (int base = warp_of_block(); base < num_roots(); base += kPair * kRowWarps) {
       SoftmaxStats nodes[kPair];
@@ -652,12 +652,23 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   KeptPlace place_;
 };
 
+// The number, as one that the compiler does not know. A rare path that computes its addresses from it takes no registers
+// before.
+__device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // kFirst: the first steps. kOnly: all steps of a call in which no row can wait. kWhole: all steps, also those for which
 // a row would wait. kRest: the remaining steps. kRaw: the steps after the raw scan.
 enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
+// Blocks that fit on a multiprocessor. With two blocks on sm_80, the code for all steps would spill registers.
+template <Finish kFinish>
+constexpr int kFinishBlocks = kFinish == Finish::kWhole && !RLK_CUDA_SM90 ? 1 : 2;
+
 template <class T, Exp kExp, Finish kFinish>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kRowThreads, kFinishBlocks<kFinish>)
     sample_finish_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
@@ -699,8 +710,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   allow_next_kernel();
   of_row.cut();
   __syncthreads();
-  std::int64_t again = i;
-  asm volatile("" : "+l"(again));  // the selection computes its addresses anew, which takes fewer registers
+  const std::int64_t again = hidden(i);
   const std::int32_t waits = chunk.states[again].waits;
   if (waits != kForSelection && waits != kForTree) return;
   FinishedRow<T, kExp> row(p, chunk, again, shared, false);

@@ -396,9 +396,12 @@ class LeafScan {
   const Storage* logits_ = nullptr;
 };
 
-// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80 the masses do, too.
+// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80 it needs yet more, and the
+// masses need more, too.
 template <ScanPass kPass>
-constexpr int kLeafScanBlocks = kPass == ScanPass::kKept || (kPass == ScanPass::kMasses && !RLK_CUDA_SM90) ? 3 : 4;
+constexpr int kLeafScanBlocks = kPass == ScanPass::kKept     ? RLK_CUDA_SM90 ? 3 : 2
+                                : kPass == ScanPass::kMasses ? RLK_CUDA_SM90 ? 4 : 3
+                                                             : 4;
 
 template <class T, Exp kExp, ScanPass kPass>
 __global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass>)
