@@ -202,8 +202,8 @@ class KeptList {
   __device__ __forceinline__ bool has_ids() const { return has_ids_; }
 
  private:
-  // Shared memory holds, for each leaf, a mask, the reference, the number of kept columns before it, and a place in the
-  // list of leaves with many columns; then the terms of the kept columns.
+  // Shared memory holds for each leaf: a mask, the reference, the number of kept columns before it, a place in the list
+  // of leaves with many columns. The terms of the kept columns follow.
   static_assert(LeafMasks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {

@@ -4,7 +4,7 @@
 // top_p adds one read, and a search for a cut that no list holds adds two to five.
 #pragma once
 
-#include "finish.cuh"
+#include "finish_kernels.cuh"
 #include "launches.cuh"
 #include "leaf_scan.cuh"
 

@@ -1,7 +1,7 @@
 // Passes of sample over all logits of 16 bits, and code that these share with the passes of leaf_scan.cuh. A warp
 // copies a group of 32 leaves to shared memory, and each lane processes one leaf, as in logprob's stream. Finishing
-// kernels (finish.cuh) read what a pass writes. Bound by HBM: each pass reads each logit once. All architectures share
-// this source; each has its own machine code.
+// kernels (finish_kernels.cuh) read what a pass writes. Bound by HBM: each pass reads each logit once. All architectures
+// share this source; each has its own machine code.
 #pragma once
 
 #include <algorithm>
