@@ -180,7 +180,7 @@ class SplitByCopies : SplitRows<T, Tile> {
   // anything.
   __device__ __forceinline__ void clear_columns() const {
     const int begin = static_cast<int>(p_.head_dim) / 8;
-    for (int row = threadIdx.x; row < 2 * Tile::kKeys; row += Tile::kThreads) {
+    for (int row = threadIdx.x; row < Tile::kKeys + Tile::kPartKeys; row += Tile::kThreads) {
       for (int chunk = begin; chunk < Tile::kChunks; ++chunk) {
         store_shared_16(Tile::chunk(shared_, row, chunk), make_uint4(0, 0, 0, 0));
       }
