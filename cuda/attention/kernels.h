@@ -12,7 +12,7 @@ namespace rlk::cuda {
 enum class AttentionKernel : std::int32_t {
   kTiles,     // blocks of 64 rows; float32: 64 rows, or 32 for more than 128 columns
   kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
-  kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor, which others have three of; 65 to 128
+  kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor in place of three; for 65 to 128
               // columns and rows that begin at multiples of 16 bytes
   kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
               // value_dim equals head_dim; the plans below need this, too

@@ -74,8 +74,9 @@ __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitC
   }
 }
 
-// The same by a block of 128 threads, for calls with few rows. A thread has one column in 128, so loads of many splits
-// are in flight. A lane computes the factors of one split, since the references before it are a prefix maximum.
+// Merges a row's splits by a block of 128 threads, for calls with few rows. A thread has every 128th column, so loads
+// of many splits are in flight. Each lane computes the factors of one split, whose reference so far is a prefix maximum
+// over lanes.
 template <class T, int kColumns>
 __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, const SplitCall& call,
                                                    const AttentionRange& sees, std::int64_t sequence,
@@ -145,8 +146,8 @@ __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, con
   }
 }
 
-// A warp merges each row, or a block of threads if kByBlock. Every row is written, also rows outside every sequence
-// and rows of queries that are not in use.
+// Merges each row by a warp or, if kByBlock, by a block of threads. Every row is written, also rows outside every
+// sequence and rows of queries that are not in use.
 constexpr std::int64_t kFewMergedRows = 128;  // with more rows a merge by warps is faster
 template <class T, int kColumns, bool kByBlock>
 __global__ void __launch_bounds__(128)
@@ -157,7 +158,7 @@ __global__ void __launch_bounds__(128)
   const std::int64_t head = row % p.num_q_heads, at = row * call.splits;
   const AttentionQuery query(p, row / p.num_q_heads);
   wait_for_previous_kernel();
-  allow_next_kernel();  // not earlier: blocks that begin beside the splits would be spread unevenly
+  allow_next_kernel();  // an earlier call would spread blocks unevenly, since the splits still run
   if constexpr (kByBlock) {
     merge_row_by_block<T, kColumns>(p, call, query.sees, query.sequence, query.token, head, row, at);
   } else {

@@ -1,8 +1,8 @@
 // attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a
 // cache. A block of threads computes 16 rows of one canonical split of their keys; a second kernel merges the splits.
 // Four warps share a block of keys. cp.async keeps one block of K and one of V in flight. So three blocks of threads
-// fit on a multiprocessor and hide each other's waits; with halves of blocks of V four fit. Bound by HBM; numbers:
-// README.md.
+// fit on a multiprocessor and hide each other's waits. Four fit if a block of V is loaded in halves. Bound by HBM;
+// numbers: README.md.
 #pragma once
 
 #include "split_groups.cuh"
@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kParts: parts of a block of V, which pass through the same memory one after another. With two, and 32 bits for each
-// address, four blocks of threads fit on a multiprocessor of compute capability 9.0.
+// kParts: number of parts of a block of V, which pass through the same memory one after another. With two parts and
+// addresses of 32 bits, four blocks of threads fit on a multiprocessor of compute capability 9.0.
 template <int kColumns_, bool kShares_ = false, bool kMixed_ = false, int kParts_ = 1>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
@@ -90,14 +90,14 @@ class SplitByCopies : SplitRows<T, Tile> {
   }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
-  // Addresses of the rows of K (0) or V (1), for even or odd blocks. With parts of V, those of K have one place: they
-  // are read before those of the next block are stored.
+  // Addresses of the rows of K (0) or V (1), for even or odd blocks. If V has parts, even and odd blocks share one
+  // array of K's addresses. It is read before the next block's addresses are stored.
   using Offset = typename Tile::Offset;
   __device__ __forceinline__ Offset* offsets(int which, int parity) const {
     const int at = Tile::kParts > 1 ? which * (1 + parity) : which * 2 + parity;
     return reinterpret_cast<Offset*>(memory_ + Tile::kOffsetsAt) + at * Tile::kKeys;
   }
-  // 32 bits hold a number of 16 bytes.
+  // An address of 32 bits counts units of 16 bytes.
   static __device__ __forceinline__ Offset narrow(std::int64_t offset) {
     if constexpr (sizeof(Offset) == 8) return offset;
     return offset > kZeroRow ? static_cast<Offset>(offset / 8) : offset == kNoPage ? ~0u : ~1u;
@@ -132,7 +132,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     offsets(1, parity)[threadIdx.x] = narrow(same_places_ ? offset : offset_of_key(span, p_.v, key, page));
     return offset > kZeroRow;
   }
-  // `whole`: all of the block's rows are in memory. `part`: of V.
+  // `whole`: all of the block's rows are in memory. `part`: the part of V to copy.
   template <bool kIsKey>
   __device__ __forceinline__ void load(int block, bool whole, int part = 0) const {
     if (block < last_key_) {
@@ -233,7 +233,7 @@ class SplitByCopies : SplitRows<T, Tile> {
       this->template accumulate<Tile::kParts>(0, values_at());
 #pragma unroll
       for (int part = 1; part < Tile::kParts; ++part) {
-        __syncthreads();  // the last part was read
+        __syncthreads();  // every warp has read the previous part
         load<false>(block, values_whole, part);
         copy_async_wait<0>();
         __syncthreads();
@@ -265,7 +265,7 @@ void launch_splits(const AttentionParams& p, const SplitCall& call, unsigned blo
                              stream, p, call, vectors);
 }
 
-// Calls without shared splits, on SM90.
+// Launches a call without shared splits on SM90.
 template <class T>
 void run_attention_dense(const AttentionParams& p, cudaStream_t stream) {
   run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {

@@ -29,8 +29,8 @@ struct SplitShape {
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Divides numbers below 2^31 by a multiplication. A block of threads makes ten divisions, one after another, before it
-// loads its first keys. An integer division takes some twenty dependent instructions.
+// Divides numbers below 2^31 by a multiplication. A block of threads needs ten divisions, one after another, before it
+// loads its first keys. Each integer division would take some twenty dependent instructions.
 struct Divisor {
   std::uint32_t value = 0, factor = 0, shift = 0;
 
@@ -109,7 +109,7 @@ class SplitRows {
     if (!Tile::kMixed) guess = p_.cu_seqlens_q != nullptr ? at - at * call_.group / call_.by_slot : at / call_.by_tiles;
     return min(guess, static_cast<unsigned>(p_.num_sequences) - 1);
   }
-  // The query of a row in its sequence, and its head.
+  // A row's query, counted within its sequence, and the row's head.
   __device__ __forceinline__ unsigned query_of(unsigned row) const { return row / call_.by_group; }
   __device__ __forceinline__ unsigned head_of(unsigned row) const {
     return kv_head_ * call_.group + row % call_.by_group;
@@ -154,14 +154,14 @@ class SplitRows {
     kv_head_ = static_cast<int>(of_heads % call_.by_heads);
     first_slot_ = at == 0;
     const unsigned guess = guess_of(at);
-    // The merge begins after this and reads lists at once, which the kernel before this one may have written.
+    // The merge begins after this call and reads lists at once, which the previous kernel may still be writing.
     if (!Tile::kShares) wait_for_previous_kernel();
     if (Tile::kAllowsNext || call_.merges) allow_next_kernel();
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
     if (p_.cu_seqlens_q != nullptr) {
-      // Finds the last sequence that begins at or before the tile. With one query for each sequence this is the guess,
-      // or the sequence before it. Then no load waits for another one.
+      // Finds the last sequence that begins at or before the tile. With one query for each sequence, it is the guessed
+      // sequence or the one before. Then no load waits for another one.
       const auto sequences = static_cast<unsigned>(p_.num_sequences);
       unsigned low = 0, high = sequences, slot = 0;
       if (sequences > 1) {

@@ -13,7 +13,8 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
-// / 4. It holds columns 8 j + 2 (lane % 4) and the next of scores and sums: s[4 j + 2 {row} + {column}].
+// / 4. It holds two neighbouring columns of scores and sums for each j, from 8 j + 2 (lane % 4) on. s[4 j + 2 r + c] is
+// its row r and column c.
 template <class T, class Tile, Exp kExp>
 class WgmmaRows {
  public:

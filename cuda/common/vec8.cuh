@@ -19,15 +19,15 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// A load that keeps its place among others, so that all of a thread's loads are in flight together.
+// A load that the compiler does not reorder with others, so that all of a thread's loads are in flight together.
 __device__ __forceinline__ uint4 load_in_order(const void* from) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-// A policy of L2: evict-first, for data that nobody reads again while L2 may hold something better, or normal, which is
-// faster where L2 cannot hold a call's data.
+// An L2 cache policy. Evict-first serves data that nobody reads again, and leaves room in L2 for other data. The normal
+// policy is faster where L2 cannot hold a call's data.
 __device__ __forceinline__ std::uint64_t l2_policy(bool evict_first) {
   std::uint64_t first, normal;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));

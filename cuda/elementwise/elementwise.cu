@@ -39,12 +39,12 @@ __device__ __forceinline__ InMemory<T> rounded_product(const Eight<T>& a, const 
   return {rounded_product<T>(a.v, x)};
 }
 
-// -kGateLimit of the type, twice.
+// -kGateLimit in the element type, packed twice into a word.
 template <class T>
 constexpr std::uint32_t kGateLimits = std::is_same_v<T, Bf16> ? 0xc2b0c2b0u : 0xd580d580u;
 static_assert(kGateLimit == 88.0f);
 
-// silu of 16-bit types: its limit and its comparison take two columns per instruction.
+// silu of 16-bit types. One instruction limits two columns, and one compares two.
 template <Activation kActivation, class T>
 requires(kActivation == Activation::kSilu &&
          T::kPacked) __device__ __forceinline__ Eight<T> activations(const InMemory<T>& gate) {
@@ -89,10 +89,10 @@ template <class T>
 __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t offset) {
   return static_cast<typename T::Storage*>(base) + offset;
 }
-// kOneRow: a launch has a single row. Its chunks need no division, its address no product. kWhole: this row consists of
-// whole chunks, for which no thread tests whether a column exists.
+// kOneRow: a launch has a single row, so chunks need no division and addresses no product with a stride. kWhole: whole
+// chunks fill this row, so no thread tests whether a column exists.
 enum class Split { kRows, kOneRow, kWhole };
-// Three inputs keep enough loads in flight, and so do whole chunks. Other kernels gain from prefetches.
+// Kernels with three inputs, and kernels for whole chunks, keep enough loads in flight. Others gain from prefetches.
 template <class T, int kInputs, Split kSplit>
 constexpr bool kPrefetches = T::kPacked&& kInputs < 3 && kSplit != Split::kWhole;
 
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>
   InMemory<T> in[kVec8s][kIn], out[kOut];
   const Storage* from[kIn];
   RowOffsets inputs(p, at.row);
-  // Offsets of a thread's vec8s from the address that it computes once.
+  // Offsets of a thread's vec8s from the first one, whose address it computes once.
   const int begin = kWhole ? at.first * kVec8 : 0;
   const auto offset = [&](int i) { return (kWhole ? i * kBlock : at.first + i * at.step) * kVec8; };
   for_each(kInputArrays,

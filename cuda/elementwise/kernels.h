@@ -23,7 +23,8 @@ bool serves(int vec8s, const Params& p) {
   return vec8s == 0 || (p.columns % 8 == 0 && has_vectors(p, typename Elementwise<Params>::Inputs{}) &&
                         has_vectors(p, typename Elementwise<Params>::Outputs{}));
 }
-// Whether each given array is contiguous, so that all of its rows are one long row, whose columns an int can count.
+// Whether each given array is contiguous, so that its rows form one long row, and an int can count the columns of that
+// row.
 template <class Params, class... Array>
 bool is_contiguous(const Params& p, Arrays<Array...>) {
   return (... && (p.*Array::kData == nullptr || p.num_rows == 1 ||

@@ -13,8 +13,8 @@ namespace {
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
 constexpr std::int64_t kTogether = 256;  // a part's rows are a multiple of this: whole tiles, and D stays aligned
 constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
-// Up to this number of rows of D, ordinary loads of B lose less time than a copy of B takes. At odd elements, reading
-// takes more time.
+// Up to this number of rows of D, ordinary loads of B cost less time than a copy of B. The limit is lower if rows begin
+// at odd elements, whose loads take more time.
 std::int64_t most_loaded(const GemmOperand& b) {
   const bool even = reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0 && b.rows.inner_stride % 2 == 0;
   return even ? 512 : 256;

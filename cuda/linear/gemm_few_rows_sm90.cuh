@@ -1,7 +1,7 @@
-// Matrix product for compute capability 9.0 of at most 32 rows of x, whose rows and the weights' begin anywhere. It is
-// bound by reading the weights. A warpgroup copies slices of `slice_rows` weight rows, and all rows of x, to a ring in
-// shared memory. Each other warp multiplies 16 weight rows with all rows of x by mma.sync, whose fragments it shifts in
-// registers. Numbers: README.md.
+// Matrix product for compute capability 9.0 of at most 32 rows of x. Rows of x and of the weights may begin at any
+// element. Reads of the weights bound its time. A warpgroup copies slices of `slice_rows` weight rows, and all rows of
+// x, to a ring in shared memory. Each other warp multiplies 16 weight rows with all rows of x by mma.sync, and shifts
+// the fragments into place in registers. Numbers: README.md.
 #pragma once
 
 #include "../common/mma_sm80.cuh"
@@ -16,8 +16,9 @@ struct FewRowsLaunch {
   int slice_rows;  // weight rows of a block, a multiple of 16
   int slices;      // slices of all weight rows
   int pieces;      // pieces of 256 bytes that the contraction fills
-  // Loading warps that copy a piece together, 1 or 4. In short slices each copies its own pieces, so that the warps wait and
-  // compute addresses beside each other. In long ones pieces then come too late.
+  // Number of loading warps that copy a piece together, 1 or 4. In short slices each warp copies its own pieces, so
+  // that the warps overlap their waits and their computation of addresses. In long slices such pieces would arrive too
+  // late.
   int warps_of_piece;
 };
 
@@ -26,11 +27,11 @@ template <int kLogPieces>
 using FewRowsRing = StreamRing<kFewRowsPiece, kLogPieces, 32>;
 constexpr int few_rows_fixed_bytes(int slice_rows) { return slice_rows / 16 * kStagingBytes + 256; }
 
-// Where rows begin at multiples of 8 bytes and not of 16, neighbouring rows lie a multiple of 8 and not of 16 bytes apart
-// in the banks. Four rows that are four rows apart fill all banks. So fragment rows g and g + 8, of i = 0 and 1, are these
-// rows of the 16.
+// Avoids bank conflicts where rows begin at multiples of 8 bytes, but not of 16. Neighbouring rows are then shifted in
+// the banks by such a multiple. Four rows that are four apart fill all banks. Fragment rows g (i = 0) and g + 8 (i = 1)
+// are therefore these of the 16 rows.
 __device__ __forceinline__ int spread_row(int g, int i) { return g % 4 * 4 + g / 4 + 2 * i; }
-// Puts the sums of such rows in order.
+// Puts the sums of rows that spread_row() has permuted back in order.
 template <int kTiles>
 __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
   const int g = lane / 4;
@@ -52,9 +53,9 @@ __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
   }
 }
 
-// kTiles: x has at most 8 kTiles rows. kUnit: every row begins at a multiple of kUnit bytes, 2 or 8. A step of 16 contraction
-// indices gives lane t of four the indices 4t ... 4t + 3, where mma.sync has 2t, 2t + 1, 2t + 8 and 2t + 9. The order
-// inside a step decides no bit.
+// kTiles: x has at most 8 kTiles rows. kUnit: every row begins at a multiple of kUnit bytes, 2 or 8. In a step of 16
+// contraction indices, lane t of four has 4t to 4t + 3. For mma.sync these stand for 2t, 2t + 1, 2t + 8 and 2t + 9. The
+// order inside a step decides no bit.
 template <class T, int kTiles, int kUnit, int kLogPieces>
 __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid_constant__ FewRowsLaunch launch) {
   using Ring = FewRowsRing<kLogPieces>;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     return;
   }
   const int part = lane % 4 * 8;
-  // A row's ring, and its first element for this lane. Rows of x that do not exist read the last one.
+  // A row's ring, and its first element for this lane. If a row of x does not exist, the lane reads the last row.
   struct Row {
     std::uint32_t ring;
     int at, bits;
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
           release(turn);
           if (!last) wait_for(turn + 2);
         }
-        // After the last piece these are words of any piece, and unused.
+        // After the last piece these words have no meaning, and are not used.
         load(now, turn + (step + kAhead) / kSteps, (step + kAhead) % kSteps);
       }
     }

@@ -28,7 +28,7 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; 
 
 bool is_one_stride(const RowLayout& rows, std::int64_t extent) { return rows.inner >= extent; }
 
-// The largest power of two, at most 8, of which the addresses of all rows are multiples.
+// The largest power of two, at most 8, that divides the addresses of all rows.
 int row_unit(const GemmOperand& x, std::int64_t extent) {
   const auto stride = static_cast<std::uint64_t>(extent > 1 ? x.rows.inner_stride * 2 : 0);
   const std::uint64_t all = reinterpret_cast<std::uintptr_t>(x.data) | stride | 8;

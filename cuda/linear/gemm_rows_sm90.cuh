@@ -1,5 +1,6 @@
-// Tiles of the wgmma kernel whose weights' rows begin anywhere, so that TMA cannot read them. A
-// warpgroup copies the rows to a ring of their own. The multiplying warps load A's fragments from there, shift them, and multiply from registers.
+// Tiles of the wgmma kernel for weights whose rows begin at any element, so that TMA cannot read them. A warpgroup
+// copies the rows to a separate ring in shared memory. The multiplying warps load A's fragments from there, shift them
+// into place, and multiply from registers.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -11,7 +12,7 @@ namespace rlk::cuda {
 
 constexpr unsigned kCopyingWarps = 3;
 
-// The ring of a tile of kRows rows: pieces of 64 contraction indices, as B's stages have them.
+// The ring of a tile of kRows rows. A piece has 64 contraction indices, as a stage of B has.
 template <int kRows>
 struct RowRing : StreamRing<kLine, 3, 16> {
   using Base = StreamRing<kLine, 3, 16>;
@@ -27,8 +28,9 @@ struct RowRing : StreamRing<kLine, 3, 16> {
     mbarrier_init(empty + thread * 8, warpgroups * 4);
   }
 
-  // Warp `warp` of kCopyingWarps copies a tile's rows from `first` on: every kCopyingWarps-th piece, so that the warps
-  // wait and compute addresses beside each other. Row ends may lie in the line after the last piece, which is copied, too.
+  // Copies every kCopyingWarps-th piece of a tile's rows from `first` on, by warp `warp` of kCopyingWarps. The warps
+  // thus overlap their waits and their computation of addresses. The end of a row may lie in the line after the last
+  // piece, so that line is copied, too.
   __device__ __forceinline__ void copy(const RowStreams& from, int first, int steps, int warp, int lane) {
 #pragma unroll 1
     for (int piece = 0; piece <= steps; ++piece, ++turn) {
@@ -69,7 +71,7 @@ struct RowFragments {
       }
     }
   }
-  // Waits for the next piece's fragments, and lets its ring continue.
+  // Loads the fragments of the current piece, which may end in the next one, and frees the current piece.
   __device__ __forceinline__ void next(std::uint32_t (&a)[4][4], Ring* rows, int lane) const {
     const int slot = Ring::slot(rows->turn);
     rows->wait(rows->turn + 1);
@@ -82,7 +84,7 @@ struct RowFragments {
     if (lane == 0) mbarrier_arrive(rows->empty + slot * 8);
     ++rows->turn;
   }
-  // Ends a tile, whose last piece has only row ends.
+  // Frees the last piece of a tile, which holds only the ends of rows.
   __device__ __forceinline__ void end(Ring* rows, int lane) const {
     if (lane == 0) mbarrier_arrive(rows->empty + Ring::slot(rows->turn) * 8);
     ++rows->turn;

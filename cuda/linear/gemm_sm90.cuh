@@ -17,8 +17,8 @@ namespace rlk::cuda {
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
 // combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
-// that tiles fit few rows. kRowUnit: if it is not 0, TMA cannot read A, whose rows begin at multiples of kRowUnit bytes
-// (gemm_rows_sm90.cuh).
+// that tiles fit few rows. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot, since rows of A begin only at multiples of
+// kRowUnit bytes (gemm_rows_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false, int kRowUnit = 0>
 struct GemmTile {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // A kernel that copies B alone does not hold up the copies of A.
+  // If the previous kernel copies B alone, the copies of A need not wait for it.
   if (!Tile::kLoadsRows || !g.follows_copy || warp <= Tile::kWarpgroups * 4) wait_for_previous_kernel();
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;

@@ -16,8 +16,8 @@ struct GemmPlan {
   int tile_m = 128, tile_n = 256;  // rows and columns of d
   int cluster = 1;                 // 1 or 2 blocks that share loads: neighbours along m, or along n if transposed
   bool transposed = false;         // the weights are the first operand
-  // If it is not 0, the weights' rows begin at multiples of this number of bytes only, and so do those of x if small_m
-  // holds: 2, 4 or 8.
+  // 0 if TMA reads the weights. Otherwise their rows begin only at multiples of this number of bytes, 2, 4 or 8. If
+  // small_m holds, so do the rows of x.
   int row_unit = 0;
   std::string name() const;
 };
@@ -26,7 +26,7 @@ struct GemmPlan {
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether it can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
-// Whether a kernel can read the weights by ordinary loads, for a product whose B TMA cannot read.
+// Whether a kernel can read the weights by ordinary loads. The product's B is one that TMA cannot read.
 bool gemm_sm90_loads_rows(const GemmParams& p);
 // Whether such a kernel reads x by ordinary loads, too. If not, A must be readable by TMA, or is copied first.
 bool gemm_sm90_streams_x(const GemmParams& p);

@@ -1,6 +1,6 @@
-// Rows of 16-bit elements that begin anywhere, so that TMA cannot read them. Threads copy them by cp.async, as they lie
-// in whole lines of memory, to a ring in shared memory. A reader finds each row at its own offset, and shifts the words of
-// a matrix fragment in registers.
+// Rows of 16-bit elements that begin at any element, so that TMA cannot read them. By cp.async, threads copy the whole
+// memory lines that hold a row to a ring in shared memory. A reader finds each row at its own offset, and shifts the
+// words of a matrix fragment in registers.
 #pragma once
 
 #include <cstdint>
@@ -17,12 +17,12 @@ constexpr int kLine = 128;  // bytes; a row's stream begins at the line that con
 __device__ __forceinline__ std::uint64_t row_address(const RowStreams& rows, int r) {
   return rows.data + r * rows.stride;
 }
-// Bytes of a row's stream before the row.
+// Number of bytes in a row's stream before the row begins.
 __device__ __forceinline__ int row_shift(const RowStreams& rows, int r) {
   return static_cast<int>(row_address(rows, r)) & (kLine - 1);
 }
 
-// A ring of 2^kLogPieces pieces of kPiece bytes of each row's stream. Rows lie `kPitch` bytes apart.
+// For each row's stream, a ring of 2^kLogPieces pieces of kPiece bytes. The rings of rows lie `kPitch` bytes apart.
 template <int kPieceBytes, int kLogPieces, int kPad>
 struct StreamRing {
   static constexpr int kPiece = kPieceBytes, kPieces = 1 << kLogPieces, kBytes = kPiece * kPieces,
@@ -31,9 +31,9 @@ struct StreamRing {
   static __device__ __forceinline__ int slot(unsigned piece) { return static_cast<int>(piece % kPieces); }
   static __device__ __forceinline__ int phase(unsigned piece) { return static_cast<int>(piece >> kLogPieces & 1); }
 
-  // Thread `thread` of kThreads begins its share of the copies of piece `piece` of rows [first, first + rows), which have
-  // their rings at `to` and after. Bytes beyond a row's end become zeros. Rows that do not exist are left out: they decide
-  // no result that is stored.
+  // Begins the share of thread `thread` of kThreads in copying piece `piece` of rows [first, first + rows). Their rings
+  // lie at `to` and after. Bytes beyond a row's end become zeros. Rows that do not exist are left out: they decide no
+  // result that is stored.
   template <int kThreads>
   static __device__ __forceinline__ void begin_copies(const RowStreams& from, int first, int rows, int piece,
                                                       std::uint32_t to, int thread) {
@@ -71,13 +71,14 @@ struct StreamRing {
     }
   }
 
-  // The word at byte `at` of a row's ring, whose end its beginning follows.
+  // The word at byte `at` of a row's ring; `at` wraps around at the ring's end.
   static __device__ __forceinline__ std::uint32_t word(std::uint32_t ring, int at) {
     std::uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(ring + (at & (kBytes - 1))) : "memory");
     return v;
   }
-  // Four elements from byte `at` on, a multiple of 8 if kUnit is 8, and else of 4; `bits` more follow it before the first.
+  // Four elements from byte `at` on, which is a multiple of 8 if kUnit is 8, and else of 4. The first element begins
+  // `bits` bits after that byte.
   template <int kUnit>
   static __device__ __forceinline__ void four(std::uint32_t& low, std::uint32_t& high, std::uint32_t ring, int at,
                                               int bits) {

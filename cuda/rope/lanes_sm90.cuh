@@ -1,8 +1,8 @@
-// rope for rows whose vec8s fill a power of two of a warp's lanes, on SM90. Bound by HBM. A lane has the same vec8 of two
-// heads of a token. It gets the other columns of its pairs by shuffles, so it needs the angles of eight columns alone.
-// A thread therefore takes few registers, and the loads of many warps overlap with the arithmetic of others. A warp
-// reads and writes whole rows. Offsets have 32 bits, in vectors of 16 bytes, and nothing divides: a thread with two
-// heads has few instructions to pay for its addresses.
+// rope on SM90, for rows whose vec8s fill a power of two of a warp's lanes. Bound by HBM. A lane has the same vec8 of
+// two heads of a token. It gets the other columns of its pairs by shuffles, so it needs the angles of eight columns
+// alone. A thread therefore takes few registers, and the loads of many warps overlap with the arithmetic of others. A
+// warp reads and writes whole rows. A thread with only two heads must compute addresses in few instructions. So offsets
+// have 32 bits and count vectors of 16 bytes, and no thread divides integers.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -12,16 +12,16 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kLaneHeads = 2;  // heads of a slot
-// The number of blocks on a multiprocessor, as limited by registers.
+// The number of blocks per multiprocessor, which limits a thread's registers.
 template <bool kNarrow>
 constexpr int kLaneBlocks = kNarrow ? 12 : 10;
 
-// The queries or the keys; offsets in vectors of 16 bytes.
+// The queries or the keys. Offsets count vectors of 16 bytes.
 struct LaneHeads {
   const uint4* x;
   uint4* y;
   std::uint32_t x_outer, x_inner, x_head, y_outer, y_inner, y_head;
-  std::int32_t heads, slots;  // slots: those of a token
+  std::int32_t heads, slots;  // slots: number per token
 
   explicit LaneHeads(const RopeHeads& h)
       : x(static_cast<const uint4*>(h.x)),
@@ -37,7 +37,8 @@ struct LaneHeads {
   static std::uint32_t vectors(std::int64_t elements) { return static_cast<std::uint32_t>(elements / kVec8); }
 };
 
-// A slot is the lanes of a row, 1 << shift. It rotates two neighbouring heads of a token's queries or keys.
+// A slot is a group of 1 << shift lanes, as many as a row has vec8s. It rotates two neighbouring heads of a token's
+// queries or keys.
 struct LaneGrid {
   LaneHeads sides[2];
   const uint4 *cos, *sin;
@@ -72,14 +73,14 @@ struct LaneGrid {
   }
 };
 
-// Angles of a lane's columns. The sines have the signs of their products.
+// Angles of a lane's columns. Each sine carries the sign of its product.
 template <class T, bool kNarrow, bool kInterleaved>
 struct LaneAngles {
   using Values = std::conditional_t<kNarrow, NarrowValues<T, kVec8>, WideValues<kVec8>>;
   Values cos, sin;
 
   __device__ __forceinline__ void load(const RopeParams& p, const LaneGrid& g, const RopeToken& at, int unit) {
-    constexpr int kVectors = kNarrow ? 1 : 2;  // those of eight angles
+    constexpr int kVectors = kNarrow ? 1 : 2;  // vectors of eight angles
     std::uint32_t of_cos = at.outer * g.cos_outer + at.inner * g.cos_inner;
     std::uint32_t of_sin = at.outer * g.sin_outer + at.inner * g.sin_inner;
     bool exist = true;
@@ -90,7 +91,7 @@ struct LaneAngles {
       of_sin = static_cast<std::uint32_t>(id) * g.sin_inner;
     }
     const bool second = !kInterleaved && unit >= g.half;
-    const bool exchanges = p.transposed && !g.per_pair;  // the sines of the pairs' other columns
+    const bool exchanges = p.transposed && !g.per_pair;  // takes the sines of the pairs' other columns
     if (!exist) {
       cos.fill_nan(0, kVec8);
       sin.fill_nan(0, kVec8);
@@ -110,7 +111,7 @@ struct LaneAngles {
       cos.template round<T>(0, kVec8);
       sin.template round<T>(0, kVec8);
     }
-    // Rounding is symmetric, so a sine may carry its product's sign.
+    // Rounding is symmetric, so the sign of a product may be moved to its sine.
     kInterleaved ? sin.negate(!p.transposed, p.transposed) : sin.negate(second == p.transposed, second == p.transposed);
   }
 };
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kRopeThreads, kLaneBlocks<kNarrow>)
   if (keys) slot_of_token -= g.sides[0].slots;
   const LaneHeads& h = g.sides[keys];
   const int first = slot_of_token * kLaneHeads;
-  const int heads = slot < g.slots ? h.heads - first : 0;  // from the first on; all lanes take part in shuffles
+  const int heads = slot < g.slots ? h.heads - first : 0;  // heads left; lanes without heads still join the shuffles
   const uint4* from = h.x + (at.outer * h.x_outer + at.inner * h.x_inner + first * h.x_head + unit);
   wait_for_previous_kernel();
   uint4 x[kLaneHeads];

@@ -27,7 +27,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   using Base::p_, Base::row_, Base::state_;
 
  public:
-  // map: its cuts are complete, behind a barrier. i: the row's number in the chunk.
+  // map: a barrier follows the writes of its cuts. i: the row's number in the chunk.
   __device__ __forceinline__ MassCut(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
                                      FinishShared* shared, const SlotMap& map)
       : Base(Team(), p, chunk.first + i, &shared->base, nullptr, chunk.states + i, chunk.firsts + i * kMaxTeam),
@@ -232,7 +232,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   __device__ __forceinline__ std::uint64_t* bin_masses() const { return bin_ranks() + kFewInBin; }
   static_assert(sizeof(SampleShared::counts) >= 16 * kFewInBin && offsetof(SampleShared, counts) % 8 == 0);
 
-  static constexpr int kAtOnce = 4;  // columns of the list whose steps overlap
+  static constexpr int kAtOnce = 4;  // columns of the list that a thread processes together
   // Adds the masses of the list's columns to their bins. Both halves of several columns are added at once.
   template <class Bin>
   __device__ __forceinline__ void add_to_bins(int size, Bin bin_of) const {
@@ -254,8 +254,8 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     });
   }
   // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
-  // Returns whether the bracket and shared memory hold it. marks: the function also makes the
-  // masks of the listed columns up to this one that survive.
+  // Returns whether this column lies in the bracket and its bin fits shared memory. marks: the function also makes the
+  // masks of those listed columns up to this one that `survives` accepts.
   template <class Survives>
   __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks,
                                             const LeafMasks& masks, Survives survives) {
@@ -352,7 +352,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     __syncthreads();
     return true;
   }
-  // The same for a bin of many columns, after a pass that lists them. goal: the mass that they must reach.
+  // The same for a bin of many columns, which a pass over the list collects first. goal: the mass that they must reach.
   template <class Bin>
   __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
     SampleShared& s = s_.base;

@@ -25,10 +25,10 @@ struct DrawnLane {
   SoftmaxStats root;
   int lane;  // lane of the drawn node
 };
-// Trees over 32 neighbouring nodes each, one per lane, and a draw in each tree; the steps of the trees overlap. `level`
-// is the level of these nodes. The words are known before the draw, so each node decides without the choices above it.
-// Lane l decides for the node whose left child ends at lane l - 1 and whose right child begins at lane l. A draw in a
-// failed tree is arbitrary.
+// Computes several trees, each over 32 neighbouring nodes, one per lane, and draws in each. The steps of the trees
+// overlap. `level` is the level of these nodes. The random words are known before the draw, so each node decides
+// without the choices above it. Lane l decides for the node whose left child ends at lane l - 1 and whose right child
+// begins at lane l. A draw in a failed tree is arbitrary.
 template <int kTrees>
 __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTrees], int level,
                                                 const std::uint32_t* words, DrawnLane (&drawn)[kTrees]) {
@@ -41,12 +41,12 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
   bool simple = true;
 #pragma unroll
   for (int k = 0; k < kTrees; ++k) {
-    // Bits of m that ascend as integers; a NaN has the largest ones or the least.
+    // Maps the bits of m to integers in the same order; a NaN becomes the largest or the least one.
     const std::int32_t bits = bits_of(nodes[k].m), key = bits < 0 ? bits ^ 0x7fffffff : bits;
     const std::int32_t most = __reduce_max_sync(kAllLanes, key);
     m[k] = float_of(most < 0 ? most ^ 0x7fffffff : most);
     gap[k] = sub_rn(nodes[k].m, m[k]);
-    // A tree of identities has the result of the other branch.
+    // A tree of identities gets the same result as the other branch would give.
     simple = simple && (nodes[k].m == -infinity() || gap[k] >= -kTreeGap) && m[k] < infinity();
   }
   if (__all_sync(kAllLanes, simple)) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ DrawnLane draw_over_lanes(const SoftmaxStats& node, i
   return drawn[0];
 }
 
-// The same for `count` nodes of level 5. node_at(i) gives a node; for i >= count it gives the identity.
+// Draws likewise among `count` nodes of level 5. node_at(i) gives a node; for i >= count it gives the identity.
 template <class Node>
 __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, const std::uint32_t* words) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), groups = count > kWarp ? count / kWarp : 1;

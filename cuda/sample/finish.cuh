@@ -40,7 +40,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  // i: the row's number in the chunk. draws: whether most rows are drawn here; others find the random words later.
+  // i: the row's number in the chunk. draws: whether this launch draws most rows; other launches compute the random
+  // words when they need them.
   __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
                          bool draws)
       : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
@@ -164,7 +165,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       write_beside_draw();
     }
     if (p_.kept_offsets == nullptr) return;
-    __syncthreads();  // behind the results that the first warp wrote
+    __syncthreads();  // the first warp has written the results
     if (thread() == kWarp) place_.mark_overflow();
   }
   // Computes everything that a waiting row still needs, from the selection on, without a scan.
@@ -438,8 +439,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     mark<kEnds>(kept_bits, first);
     return true;
   }
-  // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k for the
-  // thread's k-th column of the list, of which `first` is the first.
+  // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k tells about
+  // the thread's k-th column of the list, and `first` is its first column.
   template <bool kEnds>
   __device__ __forceinline__ void mark(std::uint32_t kept, int first) {
     std::uint32_t* const bitmap = s_.bitmap;
@@ -518,8 +519,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     return rlk::cuda::bits_before(masks()[place], column);
   }
 
-  // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row whose roots
-  // a scan has stored does not need it.
+  // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row does not
+  // need this function if a scan has stored its roots.
   __device__ void find_roots() const {
     constexpr int kPair = 2;  // trees whose steps overlap
 #pragma unroll 1

@@ -8,15 +8,16 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The number, as one that the compiler does not know. A rare path that computes its addresses from it takes no registers
-// before.
+// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
+// cannot compute them earlier, where they would occupy registers.
 __device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
 }
 
-// kFirst: the first steps. kOnly: all steps of a call in which no row can wait. kWhole: all steps, also those for which
-// a row would wait. kRest: the remaining steps. kRaw: the steps after the raw scan.
+// kFirst: the first steps, up to where a row may wait. kOnly: all steps of a call in which no row can wait. kWhole: all
+// steps, in one launch even for rows that would wait. kRest: the steps after the wait. kRaw: the steps after the raw
+// scan.
 enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
 
 // Blocks that fit on a multiprocessor. With two blocks on sm_80, the code for all steps would spill registers.
@@ -28,7 +29,8 @@ __global__ void __launch_bounds__(kRowThreads, kFinishBlocks<kFinish>)
     sample_finish_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
-  // The words and the slots depend on the call's arguments alone, which were complete before the call's first kernel.
+  // The random words and the slots depend on the call's arguments alone, so the constructor may read them before it
+  // waits for the previous kernel.
   FinishedRow<T, kExp> row(p, chunk, i, reinterpret_cast<FinishShared*>(memory), kFinish != Finish::kFirst);
   wait_for_previous_kernel();
   allow_next_kernel();

@@ -8,15 +8,15 @@ namespace {  // one copy per architecture
 
 constexpr int kMaskAhead = 8;  // words of a mask that a thread loads at once
 
-// Waits for a part of a block, whose other threads may do something else.
+// A barrier for some threads of a block; the other threads do not take part.
 template <int kThreads>
 __device__ __forceinline__ void meet() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-// The kThreads threads of a block from `kFirst` on write the ids of a mask's bits in ascending order. Each warp takes
-// neighbouring words, and each lane one bit of every word. counts: one for each warp. ahead: kMaskAhead for each thread.
-// The function passes a barrier of these threads before it uses `map`.
+// Writes the ids of a mask's bits in ascending order, by kThreads threads of a block, from thread `kFirst` on. Each
+// warp takes neighbouring words, and each lane one bit of every word. counts: one value for each warp. ahead:
+// kMaskAhead values for each thread. The function passes a barrier of these threads before it uses `map`.
 template <int kThreads, int kFirst = 0>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
                                   std::uint32_t* counts, std::uint32_t* ahead) {

@@ -32,8 +32,8 @@ struct LeafColumn {
   int leaf, slot, column;
 };
 
-// Masks of all leaves, in shared memory. Other arrays of a KeptList follow them. While the masks are made, `counts` still
-// holds the columns of a bin.
+// Masks of all leaves, in shared memory. Other arrays of a KeptList lie behind them. While the masks are made, the
+// selection's `counts` still hold the columns of a bin.
 class LeafMasks {
  public:
   static constexpr int kLeafBytes = 16 + 4 + 2 + 2;
@@ -48,11 +48,11 @@ class LeafMasks {
   __device__ __forceinline__ int leaves() const { return leaves_; }
   __device__ __forceinline__ uint4* data() const { return masks_; }
   __device__ __forceinline__ uint4& operator[](int leaf) const { return masks_[leaf]; }
-  // The columns for which shared memory has room behind kLeafBytes for each leaf; 0 if it lacks that room.
+  // The number of kept columns that shared memory can hold behind the kLeafBytes of each leaf; 0 if not even these fit.
   __device__ __forceinline__ int room() const {
     return max(0, (static_cast<int>(sizeof(SampleShared)) - leaves_ * kLeafBytes) / 4);
   }
-  // The caller passes barriers before and behind.
+  // The caller passes a barrier before and after this function.
   __device__ __forceinline__ void clear() const {
 #pragma unroll 1
     for (int i = thread_of_block(); i < leaves_; i += kRowThreads) masks_[i] = make_uint4(0, 0, 0, 0);
@@ -60,7 +60,7 @@ class LeafMasks {
   __device__ __forceinline__ void add(const LeafColumn& of) const {
     atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
   }
-  // rank: of a list, whose ids are places (place_of).
+  // rank: an entry of a list, which holds the column's place (place_of) in the bits of its id.
   __device__ __forceinline__ LeafColumn column_of(std::uint64_t rank) const {
     const auto place = static_cast<int>(id_of_rank(rank));
     const int slot = place / kLeafColumns;
@@ -87,7 +87,8 @@ class LeafMasks {
   uint4* const masks_;
 };
 
-// The sum of the terms of a leaf's kept columns, by the order of its chains. next(): the next column's term, ascending.
+// The sum of the terms of a leaf's kept columns, in the order of its chains. next() returns the terms one after
+// another, columns ascending.
 template <class Next>
 __device__ __forceinline__ float sum_of_kept(const std::uint32_t* words, Next next) {
   float sums[kNumChains] = {};
@@ -109,11 +110,12 @@ __device__ __forceinline__ float sum_of_kept(const std::uint32_t* words, Next ne
   return sums[0];
 }
 
-// Short loops without unrolling: a block runs this code once, and waits for each line of it.
+// Computes a row's nodes and ids from its list. Loops are short and not unrolled, since a block runs this code once and
+// waits for each cache line of its instructions.
 template <Exp kExp>
 class KeptList {
  public:
-  // c, mask, nodes: of the row.
+  // c, mask and nodes belong to the row.
   __device__ __forceinline__ KeptList(FinishShared* shared, const LeafMasks& masks, float c, std::uint32_t* mask,
                                       float* nodes)
       : s_(*shared),
@@ -124,9 +126,9 @@ class KeptList {
         mask_of_row_(reinterpret_cast<uint4*>(mask)),
         nodes_(nodes) {}
 
-  // The masks are complete, behind a barrier. is_kept(rank): whether the row keeps a listed column. ids_end: the ids end
-  // here, if there is room for them behind the list. Returns the number of kept columns; more than masks.room() have
-  // no nodes.
+  // The caller has completed the masks and passed a barrier. is_kept(rank): whether the row keeps a listed column.
+  // ids_end: the function stores the kept ids before this address, if they fit behind the list. Returns the number of
+  // kept columns; if they exceed masks.room(), the nodes are not computed.
   template <class IsKept>
   __device__ __forceinline__ std::uint32_t run(const std::uint64_t* list, int size, std::int32_t* ids_end,
                                                IsKept is_kept) {
@@ -173,8 +175,9 @@ class KeptList {
       }
     });
     __syncthreads();
-    // A thread has a leaf of up to two kept columns, whose sum has one order. A second loop has leaves of more columns,
-    // so that few threads wait for them. Nodes replace masks.
+    // In this loop a thread takes leaves of up to two kept columns, whose terms have only one order. A second loop
+    // takes leaves of more columns, so that few threads wait for them. A node replaces its leaf's mask in shared
+    // memory.
     masks_.each_slot([&](int slot, int leaf) {
       const uint4 mask = masks_[leaf];
       const int columns = bits_of(mask);
@@ -202,8 +205,8 @@ class KeptList {
   __device__ __forceinline__ bool has_ids() const { return has_ids_; }
 
  private:
-  // Shared memory holds for each leaf: a mask, the reference, the number of kept columns before it, a place in the list
-  // of leaves with many columns. The terms of the kept columns follow.
+  // Shared memory holds four values for each leaf: its mask, its reference, the number of kept columns before it, and
+  // an entry of the list of leaves with many columns. The terms of the kept columns follow.
   static_assert(LeafMasks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {
@@ -213,7 +216,8 @@ class KeptList {
   __device__ __forceinline__ float* terms() const { return reinterpret_cast<float*>(large() + leaves_); }
   __device__ __forceinline__ float2* node_of(int leaf) const { return reinterpret_cast<float2*>(masks_.data() + leaf); }
 
-  // The reference of a leaf that keeps a column, and so keeps its largest; -Inf if the leaf adds nothing.
+  // The reference of a leaf, from its largest z: a leaf that keeps any column keeps its largest. -Inf if the leaf adds
+  // nothing.
   __device__ __forceinline__ float reference_of(float largest) const {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);

@@ -40,7 +40,7 @@ __device__ __forceinline__ std::int64_t end_of_fitting(const SampleParams& p, co
   return end;
 }
 
-// A row's block finds the place of the row's kept set. A thread publishes the count, and then places the set.
+// Finds the place of a row's kept set, in the row's block. One thread publishes the count, and then places the set.
 class KeptPlace {
  public:
   __device__ __forceinline__ KeptPlace(const SampleParams& p, const SampleChunk& chunk, std::int64_t i)
@@ -66,8 +66,8 @@ class KeptPlace {
     if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();  // before this block changes `closed`
     return sum;
   }
-  // The same thread writes the row's offset. before: the sum of the counts of all earlier rows. Returns where the `count`
-  // ids begin, or -1 if there are none to write.
+  // Writes the row's offset, in the thread that published the count. before: the sum of the counts of all earlier rows.
+  // Returns where the `count` ids begin, or -1 if there are none to write.
   __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) {
     const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
     const std::int64_t begin = base + before, end = begin + count;
@@ -79,7 +79,7 @@ class KeptPlace {
     if (i_ + 1 == chunk_.rows) *chunk_.closed = fits ? 0 : 1;
     return fits && count > 0 ? begin : -1;
   }
-  // It then marks a row whose ids do not fit, behind the row's other results.
+  // Marks a row whose ids do not fit. The same thread calls this function after the row's other results are written.
   __device__ __forceinline__ void mark_overflow() const {
     if (!overflows_) return;
     const std::int64_t row = chunk_.first + i_;

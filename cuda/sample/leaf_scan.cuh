@@ -396,8 +396,8 @@ class LeafScan {
   const Storage* logits_ = nullptr;
 };
 
-// Blocks that fit on a multiprocessor. The test of kept columns needs more registers; on sm_80 it needs yet more, and the
-// masses need more, too.
+// Number of blocks that fit on a multiprocessor. The pass over kept columns needs more registers than the first pass.
+// On sm_80 it needs yet more, and so does the pass over masses.
 template <ScanPass kPass>
 constexpr int kLeafScanBlocks = kPass == ScanPass::kKept     ? RLK_CUDA_SM90 ? 3 : 2
                                 : kPass == ScanPass::kMasses ? RLK_CUDA_SM90 ? 4 : 3

@@ -9,8 +9,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The row's last kept column has z in [low, high). A scan sums the masses, and lists the ranks of these columns, with
-// places (place_of) for ids.
+// The row's last kept column has z in [low, high). A scan sums the masses, and lists the ranks of the columns with z in
+// this range. These ranks hold a column's place (place_of) in the bits of its id.
 struct Bracket {
   std::uint64_t above, total;  // mass of the columns with z >= high; mass of all columns
   float low, high, largest;    // the bracket, and the row's largest z
@@ -21,7 +21,7 @@ __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 
-// The end of the i-th row's memory of a list, before which a row may leave its kept ids.
+// The end of the i-th row's list in memory. A row may store its kept ids directly before this end.
 __device__ __forceinline__ std::int32_t* ids_of_list(const SampleChunk& chunk, std::int64_t i) {
   return reinterpret_cast<std::int32_t*>(chunk.listed + (i + 1) * chunk.most_listed);
 }
@@ -66,8 +66,8 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
-// Calls fn(ranks, whether the list has them) for this thread's share of a row's list of ranks, kAtOnce of them at once;
-// all threads of a block call it. A list that the block has read before is in L1.
+// Passes over a row's list of ranks. Each thread of the block calls fn(ranks, whether the list has them) for its share,
+// with kAtOnce ranks at once. A list that the block has read before is in L1.
 template <int kAtOnce, class F>
 __device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int size, F fn) {
 #pragma unroll 1

@@ -138,8 +138,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     const uint4 words = reinterpret_cast<const uint4*>(this->mask_)[slot];
     return (words.x | words.y | words.z | words.w) != 0;
   }
-  // Statistics of the columns of a leaf that the row keeps, and their bits. A leaf that keeps any column keeps its
-  // largest.
+  // Returns the statistics of the columns of a leaf that the row keeps, and sets these columns' bits in `words`. A leaf
+  // that keeps any column keeps its largest.
   __device__ __forceinline__ SoftmaxStats find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
                                                float largest, std::uint32_t (&words)[kMaskWords]) const {
     this->template present_in_leaf<false>(slot, first, columns, words);
@@ -203,7 +203,7 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     using Exponential = Chains<kExp, false>;
     const float addend = Exponential::addend(reference.m);
     std::uint32_t bits[kSteps];
-    // In the common case no column is missing, none that is kept reaches the clamp, and the bounds decide all of them.
+    // In the common case no column is missing, the bounds decide every column, and no kept column reaches the clamp.
     const bool whole = columns == kLeafColumns && this->allowed_ == nullptr && !this->marked_;
     if (__all_sync(kAllLanes, whole && reference.usable && lower_ > reference.q)) {
       float sum = 0.0f, nearest = infinity();  // the least z that reaches the lower bound
@@ -258,8 +258,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
   }
 
  private:
-  // The bits of the lane's leaf, from one word for each step of the chains of a warp's four leaves. Returns whether there
-  // are any.
+  // Gathers the bits of the lane's leaf. The warp has one word for each step of the chains of its four leaves. Returns
+  // whether the leaf has any bits.
   static __device__ __forceinline__ bool words_of_lanes(const std::uint32_t (&bits)[kLeafColumns / kNumChains],
                                                         std::uint32_t (&words)[kMaskWords]) {
     const auto quarter = static_cast<std::uint32_t>(threadIdx.x % kWarp / kNumChains), pair = quarter | (quarter + 4)
