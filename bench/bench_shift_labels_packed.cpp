@@ -11,7 +11,7 @@ namespace {
 
 void run(std::int64_t rows, std::int64_t columns, double ceiling) {
   auto offsets = ragged_offsets(rows, columns / 4);
-  for (auto& offset : offsets) offset *= 4;  // what zigzag over two ranks can cut
+  for (auto& offset : offsets) offset *= 4;  // lengths that zigzag over two ranks can cut into four
   const std::int64_t tokens = offsets.back();
   const int count = 8;
   const Buffers ids(static_cast<std::size_t>(tokens) * 8, count, DType::kFloat32, true),

@@ -85,8 +85,8 @@ Arithmetic read_arithmetic(int code, const RowsArgument& operand);
 // `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
-// A call's exp: the number that Python found, or in an eager call on a CUDA device what the user gave. Any other is
-// refused, so that Python decides.
+// Reads a call's exp. Python has made it a number, except in an eager call on a CUDA device, where it is the user's own
+// value. Any other value is refused, so that the general path in Python decides.
 Exp read_exp(nb::handle exp, Device device);
 // Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width. `names` is
 // empty, or the argument that takes this width, followed by "=".
@@ -98,7 +98,7 @@ int read_segments(nb::handle k_segments, std::int64_t in_features);
 void require_contiguous(const Array& a);
 void require_columns(const Array& a);                         // requires contiguous columns
 void require_columns_below(const RowsArgument& a, int bits);  // requires fewer than 2^bits columns
-void check_dtype(const Array& a, const Array& like);          // requires that of `like`
+void check_dtype(const Array& a, const Array& like);          // requires the dtype of `like`
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype and shape
 void check_head_dim(const Array& a);                                   // the last dimension, of attention

@@ -135,8 +135,9 @@ class Results {
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
   }
-  // Likewise, with the largest useful workspace: of at most `limit` bytes or, without one, of the usual size. It begins at
-  // a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether the CPU backend takes it, too.
+  // Runs a kernel likewise, with the largest useful workspace: at most `limit` bytes or, without a limit, the usual
+  // size. The workspace begins at a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether the
+  // CPU backend takes a workspace, too.
   template <class Params>
   nb::object run_within(std::optional<std::int64_t> limit, bool on_cpu,
                         WorkspaceRange (*range_of)(const Params&, Device),
@@ -176,7 +177,8 @@ void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, 
 // The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
 // or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
 std::int64_t wanted_gradients(nb::tuple tensors);
-// Whether a backward may go straight to a kernel: its gradients may be of another kind than the forward's tensors.
+// Whether a backward may pass this gradient straight to a kernel. A gradient may be of another kind than the forward's
+// tensors, so each is tested.
 bool is_direct_gradient(nb::handle gradient);
 
 // Whether plain CUDA tensors, or None, may go straight to a kernel. Tensors may not if they are traced or transformed,
@@ -201,8 +203,8 @@ struct Registered {
 // The same for a function that allocates. It has a `frame`, then objects, then parameters with their types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
-// The same for a function with an eager call, <name>_eager, whose first `tensors` arguments are tensors, or entries of
-// its first argument.
+// Likewise defines a function that allocates, and its eager call, <name>_eager. Tensors are the first `tensors`
+// arguments of that call, or the entries of its first argument.
 #define RLK_EAGER_FUNCTION(name, tensors, objects, ...)                                                              \
   nb::object name(Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__);           \
   const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \

@@ -115,8 +115,8 @@ struct Frame {
   const Array* optional(nb::handle object, const char* name, const Dtypes& dtypes) {
     return object.is_none() ? nullptr : &read(object, name, dtypes);
   }
-  // Requires an output that the call may write: no two of its elements share memory, nor do they with another array of
-  // the call, except with `in_place`.
+  // Requires an output that the call may write. No two of its elements may share memory, and it may share memory with
+  // no other array of the call but `in_place`.
   void require_writable(const Array& out, const Array* in_place = nullptr) const;
 };
 

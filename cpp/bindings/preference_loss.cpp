@@ -6,7 +6,8 @@
 namespace rlk::bindings {
 namespace {
 
-// Names of policy, reference, aligned and count of a side, then that of their length.
+// Names of a side's arguments: policy, reference, aligned and count. The last entry says in errors where their length
+// comes from.
 using Names = const char* const[5];
 constexpr Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count", "that of policy_chosen"};
 constexpr Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",

@@ -508,7 +508,7 @@ RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positi
   std::vector<PackArray> parts;
   for (std::size_t i = 0; i < count; ++i) {
     const Array& a = *in[i];
-    const int dims = unpacks ? 1 : 2;  // those of tokens
+    const int dims = unpacks ? 1 : 2;  // number of token dimensions
     if (unpacks ? a->ndim < 1 || a->shape[0] != p.capacity
                 : a->ndim < 2 || a->shape[0] != p.num_sequences || a->shape[1] != num_tokens) {
       const std::string tokens =

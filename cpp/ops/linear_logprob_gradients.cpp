@@ -26,12 +26,12 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 #endif
 }
 
-// A block of tokens (rule 9) and a chunk of the vocabulary at a time. The outer loop is over blocks, with float32 sums
-// of dhidden for one block. In the inner loop, dweight accumulates in place if it is float32 or there is one block, and
-// otherwise in float32 sums. If those sums would exceed the sums of dhidden for all rows, the outer loop is over
-// chunks, with sums of dweight for one chunk. The sums of LoRA's gradients come last. Fused gradients of logits skip
-// groups of rows without a scored row. A block then holds hidden states, gradients and sums of dhidden of the other
-// groups, followed by zeros.
+// Computes the gradients for one block of tokens (rule 9) and one chunk of the vocabulary at a time. Usually the outer
+// loop is over blocks, and workspace holds float32 sums of dhidden for one block. dweight accumulates in place if it is
+// float32 or there is one block. Otherwise it needs float32 sums, too. If these would take more memory than sums of
+// dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. The sums of LoRA's gradients
+// come last. Fused gradients of logits skip groups of rows without a scored row. A block then holds hidden states,
+// gradients and sums of dhidden of the other groups, followed by zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)

@@ -43,9 +43,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kPlain serves calls for which is_plain holds, as for most calls, and the kernel then tests none of those properties.
-// With a residual it serves calls of `many` rows. This kernel prefetches no row for a later block, and no weight while
-// it sums a row, since further rows use those registers better.
+// kPlain serves calls for which is_plain holds, which are most calls, and tests none of those properties. With a
+// residual it serves calls of `many` rows. It then prefetches neither rows for later blocks nor weights during a row's
+// sum, since registers are worth more for loads of further rows.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {

@@ -13,10 +13,10 @@ namespace rlk::cuda {
 constexpr int kRopeThreads = 128;    // threads per block
 constexpr int kStreamThreads = 224;  // most threads of a block that rotate, where tokens are streamed
 
-// A thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. 0
-// heads: a thread rotates one pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose heads are
-// neighbours. `lanes` (sm_90): a thread rotates one vec8 in each of two heads; another lane has the other columns of its
-// pairs.
+// A thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. If
+// `heads` is 0, a thread rotates one pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose
+// heads are neighbours. `lanes` (sm_90): a thread rotates one vec8 in each of two heads; another lane has the other
+// columns of its pairs.
 struct RopePlan {
   int heads = 0;
   bool streams = false, lanes = false;

@@ -26,8 +26,8 @@ bool can_stream(const RopeParams& p) {
          p.rotary_dim / (2 * kRopeVec8) <= kStreamThreads;
 }
 
-// Whether the vec8s of a row, and of the columns that are rotated, fill a power of two of a warp's lanes, and vectors of
-// 16 bytes are counted in 31 bits.
+// Whether lanes can serve a call. The number of vec8s in a row, and in its rotated columns, must be a power of two up
+// to a warp's lanes. Offsets that count vectors of 16 bytes must fit 31 bits.
 bool fills_lanes(const RopeParams& p) {
   const auto is_power_of_2 = [](std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; };
   const std::int64_t inner = std::min(p.inner_tokens, p.num_tokens), outer = (p.num_tokens + inner - 1) / inner;

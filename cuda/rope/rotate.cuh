@@ -64,7 +64,7 @@ struct WideValues {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = (i % 2 == 0 ? even : odd) ? -v[i] : v[i];
   }
-  // Gives each of the first values twice: those of pairs to their columns.
+  // Repeats each of the first values, so that both columns of a pair have the pair's angle.
   __device__ __forceinline__ void repeat() {
 #pragma unroll
     for (int i = kCount - 1; i > 0; --i) v[i] = v[i / 2];

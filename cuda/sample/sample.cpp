@@ -18,7 +18,8 @@ bool has_rows(const SampleParams& p, Stream stream) {
   return p.num_rows > 0;
 }
 
-// What selects the kernels of a call, as text: the exponential, and the cuts, which need more passes over the logits.
+// Names the plan of a call by what selects its kernels: the exponential, and the cuts, which need more passes over the
+// logits.
 std::string plan_of(const SampleParams& p) {
   const auto cuts = [](const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; };
   std::string plan = p.exp == Exp::kHardware ? "hardware exp" : "portable exp";

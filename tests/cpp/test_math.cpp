@@ -331,7 +331,7 @@ TEST(Math, DivisionFromAnApproximateReciprocalIsCorrectlyRounded) {
   }
 }
 
-// The shorter arithmetic for numbers of 16-bit types, from every reciprocal, as above.
+// Tries the shorter arithmetic of 16-bit types with every number, and with every reciprocal that a GPU may give.
 TEST(Math, TheSigmoidOfEvery16BitNumberNeedsOneNewtonStep) {
   for (std::uint32_t i = 0; i < 0x10000; ++i) {
     const auto pattern = static_cast<std::uint16_t>(i);

@@ -652,7 +652,8 @@ TEST(ProcessLogits, HasTheBytesOfTheContract) {
   }
 }
 
-// The closed form of the height, for each vocabulary: the longest part fits its tree, and no lower tree.
+// The closed form of the height is exact for each vocabulary: the longest part fits this tree, and does not fit a lower
+// one.
 TEST(Sample, TheTreeOfAPartHasTheLeastHeight) {
   for (std::int64_t vocab = 1; vocab <= rlk::kSampleVocab; ++vocab) {
     std::int64_t longest = 0;

@@ -32,9 +32,8 @@ struct Case {
   int segments = 1;
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
-  std::int64_t pad = 0;  // elements between the end of a row of d and the next
-  std::int64_t split =
-      0;        // number of rows of an operand before another stride follows (not for weights); sm_90 copies it
+  std::int64_t pad = 0;    // elements between the end of a row of d and the next
+  std::int64_t split = 0;  // rows of x or dy per outer index, if rows have two strides; sm_90 copies such operands
   int odd = 0;  // elements of a row beyond a multiple of 16 bytes; sm_90 copies such rows, or reads them in place
 };
 
@@ -254,7 +253,8 @@ bool run_case(const Case& c, DType dtype) {
       std::printf("%s: weights read in place and the CPU differ\n", name.c_str());
       same = false;
     }
-    // Every plan that reads the weights in place, and x or its copy. Kernels of smaller units serve larger ones, too.
+    // Runs every plan that reads the weights in place, with x itself and with a copy of x. A kernel for a smaller unit
+    // of alignment serves larger units, too.
     for (const bool copies_x : {false, true}) {
       GemmParams q = p;
       if (copies_x) q.a = {workspace.data, {p.m, 0, pitch}, true};

@@ -57,8 +57,8 @@ const std::vector<Case> kCases = {
     {700, 32, 8, 128, 128, DType::kBFloat16, DType::kBFloat16, false, false, false, false, false, 8},
     {300, 40, 3, 64, 32, DType::kFloat16, DType::kFloat16, true, false, false, true, false, 16},
     {290, 1, 35, 64, 64, DType::kBFloat16, DType::kBFloat16, true, true, true, false, false, 8},
-    // Rows that fill a power of two of lanes: numbers of heads that four divides and others, one side alone, a part of
-    // the columns, rows of one warp and of two lanes.
+    // Rows that fill a power of two of lanes. Cases have numbers of heads that are multiples of four or not, queries or
+    // keys alone, some columns rotated, and rows of a whole warp or of two lanes.
     {600, 32, 8, 128, 128, DType::kBFloat16, DType::kBFloat16, false, false, false, false, false, 0, 3},
     {123, 5, 2, 128, 128, DType::kFloat16, DType::kFloat16, true, true, false, true, false, 0, 3},
     {66, 0, 9, 256, 128, DType::kBFloat16, DType::kFloat32, false, false, false, false, false, 0, 2},

@@ -330,7 +330,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     }
   }
 
-  // Round 3: the surviving columns, by id, where the cuts are.
+  // Round 3: sends the surviving columns of the bins that hold the cuts, by id.
   RLK_DEVICE void send() const {
     list_splitters();
     const auto cuts = find_cuts();

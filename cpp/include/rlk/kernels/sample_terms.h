@@ -102,8 +102,8 @@ RLK_HD int lowest_bit_of(std::uint32_t word) {
 }
 
 // Height of a part's tree: its leaves are padded to 2^height. The eight parts together have height + 3 levels.
-// The last part is always among the longest, and may lack up to 7 columns. Only if the number of blocks of 8 columns is
-// one more than a multiple of eight, all others are shorter.
+// A part has whole blocks of 8 columns; the last part may lack up to 7 columns, and always has the most blocks. Only if
+// the number of blocks is one more than a multiple of eight, all other parts have fewer.
 RLK_HD int leaf_height(std::int64_t vocab_size) {
   constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
   const auto columns = static_cast<std::uint32_t>(vocab_size);

@@ -347,8 +347,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
-    // Finds the drawn chain, from the last addition back. With several lanes it tells whether this lane has the chain;
-    // with one lane it tells the index k of the chain.
+    // Finds the drawn chain, from the last addition back. If several lanes share a leaf, drawn tells whether this lane
+    // has the chain. If one lane has the leaf, drawn[k] tells whether it is chain k.
     bool drawn[kOwnChains];
     if constexpr (kLanes == 1) {
       const float* const s = leaf.chains;

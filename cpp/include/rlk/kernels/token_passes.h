@@ -102,7 +102,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   }
 }
 // Total of `count` partial results from(i), into shared->total; sums follow the tree over their index. kMany: `count`
-// may exceed the threads of a block of kWaves waves. kFew: total_of_wave, and reads of all waves at once.
+// may exceed the threads of a block of kWaves waves. kFew: a wave adds by total_of_wave, and all waves read at once.
 template <class Gpu, class Batch, int kWaves, bool kMany, bool kFew = false, class From>
 RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
   constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,

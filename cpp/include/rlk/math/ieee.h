@@ -83,8 +83,9 @@ RLK_HD float div_in_range(float n, float d) {
 #endif
 }
 
-// n / d, correctly rounded, by a single Newton step: two instructions fewer. It serves d = fl(1 + e) and the n of
-// sigmoid_of_half, where the test of math/ tries every argument with every reciprocal that quotient_of allows.
+// n / d, correctly rounded, by a single Newton step. It needs two instructions fewer than quotient_of. It serves only d
+// = fl(1 + e) and the n of sigmoid_of_half. The test of math/ tries every argument there with every reciprocal that
+// quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #if defined(__CUDA_ARCH__)
   float q;  // these instructions read a subnormal n as +0

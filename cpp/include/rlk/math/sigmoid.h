@@ -29,8 +29,8 @@ RLK_HD F sigmoid(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
 }
 
-// sigmoid_of_number for the numbers of a 16-bit type, from which GPUs save three instructions.
-// half_exponential: e^-|x|, subnormal where exp_nonpositive gives +0. No |x| above 88 needs more: e^-88 is subnormal.
+// sigmoid_of_number for numbers of a 16-bit type. On GPUs it takes three instructions less. half_exponential is e^-|x|;
+// it is subnormal where exp_nonpositive gives +0. |x| above 88 counts as 88, since e^-88 is subnormal already.
 RLK_HD float half_exponential(float x) {
   return exp_normal(-__builtin_fminf(abs_of(x), 88.0f));  // NaN: e^-88
 }

@@ -58,7 +58,7 @@
 //   [first_split, first_split + num_splits) of every row. k and v may hold only the keys of the caller's own splits,
 //   one split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie,
 //   in the sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys
-//   and n remain those of the whole sequence. Sinks are not allowed. Each split leaves for a row:
+//   and n remain those of the whole sequence. Sinks are not allowed. The partials of a split for a row are:
 //     the row sees no key of the split: m = -Inf, l = 0, O = +0. It sees keys and none contributes: m = -Inf, l = 1,
 //     O = +0. The row fails there: m = NaN, l = 0, O = +0. Otherwise: m, l and fl(O_d + 0) of the split
 //   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row sees
