@@ -19,9 +19,10 @@ mutate_tables.EQUIVALENT lists faults that change nothing observable, with the r
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.
 
-With --build a machine that has a compiler leaves all faults of C++ behind switches in ``build/mutate_switched``. From
-its switches.json, extension and C++ tests, those that are there, --built judges faults on a machine that may lack a
-compiler. What survives there stays undecided until it is planted alone.
+With --build, a machine with a compiler builds all faults of C++ at once, each behind a switch, in
+``build/mutate_switched``. With --built, a machine without a compiler judges faults by files of that folder:
+switches.json, the extension, and those C++ tests that were copied. A fault that survives there stays undecided until it
+is planted alone.
 
 The record is tools/mutants.json, which is committed, and after it the lines of build/mutants.jsonl. A run judges only
 what both lack. A line is a verdict, or a file of tests that passed with a fault, so a stopped run repeats little.

@@ -98,7 +98,7 @@ class Results {
     *field = static_cast<T*>(data);
     return *this;
   }
-  // Likewise for several outputs of one shape.
+  // Adds several outputs of one shape likewise.
   template <class... T>
   Results& each(Shape shape, bool wanted, T**... fields) {
     return (add(fields, shape, wanted), ...);
@@ -127,7 +127,7 @@ class Results {
     call(kernel, p, accumulates);
     return result();
   }
-  // Likewise, with the workspace that the kernel needs.
+  // Runs the kernel likewise, with the workspace that it needs.
   template <class Params, class Bytes>
   nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p, Bytes workspace_bytes,
                  bool accumulates = false) {
@@ -200,11 +200,11 @@ struct Registered {
   nb::object name(__VA_ARGS__);                                               \
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
-// The same for a function that allocates. It has a `frame`, then objects, then parameters with their types.
+// RLK_FUNCTION defines a function that allocates. It has a `frame`, then objects, then parameters with their types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
-// Likewise defines a function that allocates, and its eager call, <name>_eager. Tensors are the first `tensors`
-// arguments of that call, or the entries of its first argument.
+// RLK_EAGER_FUNCTION defines a function that allocates, and its eager call, <name>_eager. Tensors are the first
+// `tensors` arguments of that call, or the entries of its first argument.
 #define RLK_EAGER_FUNCTION(name, tensors, objects, ...)                                                              \
   nb::object name(Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__);           \
   const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \
@@ -249,7 +249,7 @@ template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
   define_call<Arguments...>(m, name, function);
 }
-// The same for a function that allocates, whose frame Python passes last.
+// Defines a function that allocates. Python passes its frame last.
 template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arguments...)) {
   define_call<Arguments..., nb::handle, std::uintptr_t>(

@@ -164,9 +164,9 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
 }
 
-// Scales and rounds the summed dq of a tile. Blocks begin once multiprocessors have no jobs left, while others still
-// add to tiles. So a block waits until the last block of keys has added to its tile. For a tree it waits for the whole
-// previous kernel.
+// Scales and rounds the summed dq of a tile. Blocks of this kernel begin on multiprocessors that have no jobs left,
+// while jobs elsewhere still add to tiles. So a block waits until the last block of keys has added to its tile. For a
+// tree it waits for the whole previous kernel.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {

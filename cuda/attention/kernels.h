@@ -146,7 +146,7 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass for dq, one for dk and dv; serves every call
   kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls of the forward's kWgmma
-  kParts,   // kWgmma with a job for each query head of a block of keys, where key heads serve several; no trees, and at
+  kParts,   // kWgmma with a separate job for each query head of a key head, if it has several; no trees, and at
             // most 128 columns
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma, GradientKernel::kParts};

@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// The same for calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). This
+// Computes plain calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). This
 // kernel runs beside few_counts_kernel. Each warp computes outputs of weight 1 and keeps them over its one or two
 // steps, until the counts give the weights.
 template <class Batch, class Terms, bool kShared>

@@ -28,7 +28,7 @@ struct GemmCopies {
 // The copies of a product, in about 256 MiB at most. serve() is false if the product needs no copies, or if they would
 // not help, as with few rows or columns.
 GemmCopies gemm_copies(const GemmParams& p);
-// The same in about `bytes`, for a product of any size.
+// The copies of a product of any size, in about `bytes`.
 GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);
 void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream);
 

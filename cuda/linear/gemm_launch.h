@@ -43,7 +43,7 @@ constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_
 
 // How the sums of chunks are combined.
 enum class Combine : std::uint8_t {
-  kAdd,       // each is added to d in memory, the first to the addend or nothing
+  kAdd,       // each is added to d in memory; the first is added to the addend, if there is one
   kFold,      // sums are added in registers instead
   kTree,      // rule 2's tree
   kContinue,  // there is one chunk, whose sums begin with the addend

@@ -269,8 +269,8 @@ __device__ __forceinline__ void store_rows(const GemmLaunch& g, float (&d)[kBN /
   }
 }
 
-// The same for a transposed product, in which the weights are the first operand. The accumulators hold 16 columns of d
-// by kBN rows.
+// Stores a tile of a transposed product, in which the weights are the first operand. The accumulators hold 16 columns
+// of d by kBN rows.
 template <int kBN>
 __device__ __forceinline__ void store_columns(const GemmLaunch& g, float (&d)[kBN / 2], std::uint32_t staging, int row,
                                               int column, int lane) {

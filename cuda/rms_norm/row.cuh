@@ -63,7 +63,7 @@ __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps
     lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum is +0, as where lanes are missing
   }
 }
-// The same for one row.
+// The sum over a single row.
 template <int kThreads, int kCount>
 __device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps) {
   row_sums<kThreads, 1>(lanes, of_warps);

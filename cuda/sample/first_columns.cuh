@@ -56,8 +56,8 @@ __device__ __forceinline__ N exchanged(const N& x, F fn) {
   memcpy(&other, words, sizeof(N));
   return other;
 }
-// The same for any type with an addition, and the sum over the threads before this one. of_warps has one value for each
-// warp; consecutive calls must pass different arrays.
+// The sum over a block, for any type with an addition. block_scan is the sum over the threads before this one. of_warps
+// has one value for each warp; consecutive calls must pass different arrays.
 template <class N>
 __device__ __forceinline__ N block_sum(N x, N* of_warps) {
 #pragma unroll

@@ -17,7 +17,7 @@ void launch_rows(void (*kernel)(Args...), const SampleChunk& chunk, cudaStream_t
   launch_dependent<RLK_CUDA_ARCH::kOverlap>(kernel, static_cast<int>(chunk.rows), kRowThreads, sizeof(FinishShared),
                                             stream, args...);
 }
-// Whether rows that wait after the first scan are an exception (ties) or may be many.
+// How many rows may wait after the first scan: none, only exceptions (ties), or many.
 enum class Waiting { kNever, kRarely, kOften };
 inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {

@@ -191,8 +191,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     return any == 0 ? identity_stats() : reference.usable ? chains.total(reference.m) : stats;
   }
 
-  // The same, computed by the eight lanes of a leaf; each lane has the columns of one chain. A whole warp calls this
-  // function.
+  // Returns the same as find(), computed by the eight lanes of a leaf; each lane has the columns of one chain. A whole
+  // warp calls this function.
   __device__ __forceinline__ SoftmaxStats find_in_lanes(const float (&z)[kLeafColumns / kNumChains], std::int64_t slot,
                                                         int first, int columns, float largest,
                                                         std::uint32_t (&words)[kMaskWords]) const {

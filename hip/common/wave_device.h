@@ -88,7 +88,8 @@ RLK_DEVICE Accumulator<16> mfma_32x32x8(Bf16x4 a, Bf16x4 b, Accumulator<16> c) {
       __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(__builtin_bit_cast(Short4Vector, a), __builtin_bit_cast(Short4Vector, b),
                                                __builtin_bit_cast(Float16Vector, c), 0, 0, 0));
 }
-// The same with 16 for 32 and k = 4 * (lane / 16) + element; D and C: row 4 * (lane / 16) + i.
+// D = A B + C. A: row lane % 16, k = 4 * (lane / 16) + element; B: column lane % 16, the same k; D and C: column lane %
+// 16, row 4 * (lane / 16) + i.
 RLK_DEVICE Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c) {
   return __builtin_bit_cast(Accumulator<4>, __builtin_amdgcn_mfma_f32_16x16x16f16(
                                                 __builtin_bit_cast(Half4Vector, a), __builtin_bit_cast(Half4Vector, b),

@@ -1,9 +1,9 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token,
 // which all of its heads share, come from a cache.
 //
-// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. They are the
-//   halves of eight pairs, or four neighbouring pairs and four more. Separate threads copy columns that are not
-//   rotated.
+// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. These are the
+//   first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four whole pairs.
+//   Separate threads copy columns that are not rotated.
 // Elements: a thread rotates one pair of one head, with any width and alignment.
 #pragma once
 

@@ -32,8 +32,9 @@ struct Case {
   int segments = 1;
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
-  std::int64_t pad = 0;    // elements between the end of a row of d and the next
-  std::int64_t split = 0;  // rows of x or dy per outer index, if rows have two strides; sm_90 copies such operands
+  std::int64_t pad = 0;  // elements between the end of a row of d and the next
+  std::int64_t split =
+      0;        // number of rows of x or dy per outer index, where rows have two strides; sm_90 copies such operands
   int odd = 0;  // elements of a row beyond a multiple of 16 bytes; sm_90 copies such rows, or reads them in place
 };
 

@@ -59,7 +59,7 @@ inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, in
   }
   return own.data();
 }
-// The same bits, with the modifiers of signs applied.
+// The bits of every lane after the operand's modifiers, abs and neg.
 inline const u32* read_floats(const Wave& w, const Operand& o, Lanes<u32>& own) {
   const u32* bits = read_bits(w, o, own);
   if (!o.negate && !o.absolute) return bits;

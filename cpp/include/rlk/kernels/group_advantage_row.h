@@ -136,7 +136,7 @@ struct MemberScale {
         factor(g.n >= 2 ? div_rn(float_of_count(g.n), float_of_count(g.n - 1)) : 1.0f) {}
 };
 
-// The same for kBatchMean.
+// The scale of a group's members for kBatchMean.
 struct BatchMeanScale {
   float std, up, divisor;
   RLK_HD BatchMeanScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)

@@ -192,7 +192,7 @@ struct ImportanceBatch {
     kWeight,
     kOfTokens,
     kOfSequences
-  };  // kWeight: terms of the mean to divide by, over weights or over sequences' mean weights
+  };  // kWeight: the weights whose mean normalize divides by, per token or per sequence
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;

@@ -251,9 +251,9 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_. The returned rank is not before the last kept column, and is before the
-  // next column. The function keeps `count` columns or, if `mass` is not kLastRank, the first columns that reach
-  // `mass`. If there are fewer columns, it keeps all.
+  // Cuts the columns that survive up to last_, and returns a rank at which the cut lies: the last kept column's, or one
+  // between it and the next column's. The function keeps `count` columns or, if `mass` is not kLastRank, the first
+  // columns that reach `mass`. If there are fewer columns, it keeps all.
   // of_bounds: the list holds ranks that bound columns, and the kept columns replace these ranks.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;

@@ -34,7 +34,8 @@ using MaskOf = typename MaskType<F>::Type;
 constexpr int kTokenCounts = 6;
 constexpr int kTokenMaxima = 4;  // maxima of values that are not negative
 
-// A token's share of a count. For several tokens of a lane it is their number, so that no mask is kept.
+// The type of a count's addends: a mask for a single token. For a lane's several tokens it is the number that count, so
+// that no mask is kept.
 template <class F>
 struct CountType {
   using Type = MaskOf<F>;

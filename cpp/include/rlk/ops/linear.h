@@ -126,7 +126,7 @@ struct TreeSumParams {
   void* sum = nullptr;                    // [size], out_dtype: kFloat32, kBFloat16 or kFloat16
   float scale = 1.0f;                     // factor of the sum, before bias and rounding
   std::int64_t size = 0;
-  std::int64_t columns = 0;  // columns per row of parts, a divisor of size, if there is a bias; else 0
+  std::int64_t columns = 0;  // with a bias: columns per row of the parts, a divisor of size; else 0
   int count = 1;
   DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kFloat32;

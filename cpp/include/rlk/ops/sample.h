@@ -248,7 +248,7 @@ RLK_HD std::int64_t columns_of_shard(const SamplePartialParams& p) {
   const std::int64_t end = part_cut(p.vocab_size, p.parts.first + p.parts.count);
   return first >= p.valid_vocab ? 0 : (end < p.valid_vocab ? end : p.valid_vocab) - first;
 }
-// The same parameters, without those of a shard: logits, raw_logits and row_status are null.
+// The parameters of sample, without the inputs of a shard: logits, raw_logits and row_status are null.
 struct SampleMergeParams : SampleParams {
   const std::int32_t* payload = nullptr;  // [num_shards, num_rows, words], contiguous; words as for sample_partial
   std::int32_t num_shards = 1;            // 1 to 8
