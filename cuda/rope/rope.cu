@@ -1,10 +1,10 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share
 // its angles, so every read of the angles except the first hits a cache.
 //
-// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. They
-//   are the halves of eight pairs or, interleaved, four pairs and four more. Neighbouring threads read neighbouring
-//   vectors in both forms. The thread loads all of these first, then the position and the angles, by which it rotates
-//   every head. Separate threads copy the columns that are not rotated.
+// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. These
+//   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four
+//   whole pairs. Neighbouring threads read neighbouring vectors in both forms. The thread loads all vec8s first, then
+//   the position and the angles, by which it rotates every head. Separate threads copy the columns that are not rotated.
 // rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each head, and lanes exchange theirs.
 // rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
 // rope_elements_kernel: one thread rotates one pair of one head. It serves any width and any alignment.
