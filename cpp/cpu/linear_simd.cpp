@@ -14,7 +14,8 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-// Two vectors of columns and one broadcast value leave registers for this many rows, out of 32 or of 16 registers.
+// Rows of a tile: as many as registers hold beside two vectors of columns and one broadcast value. AVX-512 has 32
+// registers, the other instruction sets 16.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12;
 #elif defined(__AVX2__)

@@ -12,8 +12,8 @@ namespace {  // one copy per architecture
 struct Machine {
   static constexpr bool kHasHardwareExp = true;
 
-  // The thread's index, read again at each use. The compiler then keeps no value derived from it in registers, which
-  // the sums need.
+  // The thread's index, read again at each use. So the compiler keeps no value derived from it, and the sums have these
+  // registers.
   static __device__ __forceinline__ int thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -74,7 +74,7 @@ struct Context {
 // A context that begins `entry`, which never returns, on an empty stack.
 void begin_context(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
   auto end = reinterpret_cast<std::uintptr_t>(stack + bytes) & ~std::uintptr_t{15};
-  auto* words = reinterpret_cast<void**>(end) - 8;  // six registers, entry, and a return address of none
+  auto* words = reinterpret_cast<void**>(end) - 8;  // six registers, entry, and a return address of null
   std::fill_n(words, 8, nullptr);
   words[6] = reinterpret_cast<void*>(entry);
   context.top = words;
