@@ -78,9 +78,9 @@ struct SplitGrid {
   bool long_first;  // whether blocks take the last splits first, as for a single sequence, whose last splits are longer
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
-      : SplitGrid(
-            p, attention_splits(p.k_tokens),
-            p.num_groups > 0 && attention_rows(p) * (p.num_q_heads / p.num_kv_heads) >= shared_rows * p.num_groups) {}
+      : SplitGrid(p, attention_splits(p.k_tokens),
+                  p.num_groups > 0 && p.max_prefix_pages > 0 &&
+                      attention_rows(p) * (p.num_q_heads / p.num_kv_heads) >= shared_rows * p.num_groups) {}
   SplitGrid(const AttentionInput& p, std::int64_t of_call, bool is_shared = false)
       : splits(of_call), shares(is_shared) {
     const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);

@@ -86,7 +86,8 @@ void rope(const RopeParams& p, int device, Stream stream) {
   const RopePlan plan = choose_plan(p, compute_capability(device), multiprocessors(device));
   note_plan([&] {
     if (plan.streams) return std::string("streams");
-    return plan.heads == 0 ? "pairs" : std::to_string(plan.heads) + " heads";
+    if (plan.heads == 0) return std::string("pairs");
+    return std::to_string(plan.heads) + (plan.lanes ? " heads by lanes" : " heads");
   });
   RLK_CUDA_IN_USE("rope", device, rope)(p, plan, to_stream(stream));
 }

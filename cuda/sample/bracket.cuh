@@ -356,6 +356,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   template <class Bin>
   __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
     SampleShared& s = s_.base;
+    __syncthreads();  // every thread has read the number of listed columns
     if (thread_of_block() == 0) s.listed = 0;
     __syncthreads();
     std::uint64_t mine = 0;
