@@ -106,7 +106,10 @@ RLK_HD int lowest_bit_of(std::uint32_t word) {
 // the number of blocks is one more than a multiple of eight, all other parts have fewer.
 RLK_HD int leaf_height(std::int64_t vocab_size) {
   constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
-  const auto columns = static_cast<std::uint32_t>(vocab_size);
+  auto columns = static_cast<std::uint32_t>(vocab_size);
+#if defined(__HIP_DEVICE_COMPILE__)
+  asm("" : "+v"(columns));  // in SGPRs these steps exceed the budget of a shard's merge
+#endif
   const std::uint32_t blocks = (columns + 7) / 8, missing = blocks % kParts == 1 ? 8 * blocks - columns : 0;
   const std::uint32_t leaves = (8 * ((blocks + kParts - 1) / kParts) - missing + kColumns - 1) / kColumns;
   return leaves <= 1 ? 0 : highest_bit_of(leaves - 1) + 1;
