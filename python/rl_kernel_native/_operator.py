@@ -239,8 +239,8 @@ class Operator:
         native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
             arrays instead. If left out, the extension's function of the operator's name.
         gradient: None for an operator without gradients, which treats its inputs as detached.
-        schema_options: a function that returns options in the schema's form, if ``native`` takes others as well. None:
-            :class:`Declared` checks them by the types that ``options`` declares.
+        schema_options: a function that converts options to the schema's form, for operators whose ``native`` accepts
+            other forms too. If it is None, :class:`Declared` checks options by the types that ``options`` declares.
         follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the array whose device and framework the others must have.

@@ -61,8 +61,9 @@ def verl_rollout_correction(
 
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the mask
     as its ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights: use the mask alone, and
-    a spec without ``rollout_is``. In bypass mode ``logprob`` and the ratio of the loss belong to the current policy:
-    ``presets.verl(loss_mode="reinforce")``, or for its clipped loss ``old_logprob=rollout_logprob``.
+    a spec without ``rollout_is``. In bypass mode, ``logprob`` is that of the current policy, and so is the numerator of
+    the loss's ratio: use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with
+    ``old_logprob=rollout_logprob``.
     ``rollout_is_batch_normalize`` takes the mean over this call; verl takes it over all ranks.
 
     Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;

@@ -135,7 +135,7 @@ def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[
     def counted(*arguments: Any) -> Any:
         _C.take_plans()  # those that earlier calls left
         result = own(*arguments)
-        # NotImplemented sends the call another way, where it is counted. A trace of torch's describes calls.
+        # After NotImplemented the call takes the general path, which counts it. While torch traces, no kernel runs.
         if result is not NotImplemented and not _is_described(arguments):
             found.count(operator, _backend(arguments), " + ".join(_C.take_plans()))
         return result

@@ -67,7 +67,7 @@ def measured() -> None:
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], *, measures: bool) -> None:
-    """The whole of a part's process: the file that its command names holds the request, and gets the answer too."""
+    """Runs a part's process: reads the request from the file that its command names, and writes the answer there."""
     path = Path(sys.argv[1])
     request = json.loads(path.read_text())
     beside_others(measures=measures)

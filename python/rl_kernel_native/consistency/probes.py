@@ -97,7 +97,7 @@ class Trace:
         return self._sorted[name]
 
     def lookup(self, name: str, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether each key of int64 [n] is recorded, as bool [n], and the recorded keys' values."""
+        """Bool [n]: whether each key of int64 [n] is recorded; and the values of the recorded keys."""
         have, values = self.values(name)
         place = torch.searchsorted(have, keys).clamp_max(len(have) - 1)
         known = have[place] == keys

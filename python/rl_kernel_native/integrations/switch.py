@@ -129,7 +129,8 @@ def _trainers_patched(with_vllm: bool, had_plugin: bool) -> Any:
 
 
 def _sync_checked(trainer: Any) -> bool:
-    """Makes the weight sync of a colocated engine raise where its prefix cache stays; False without such an engine."""
+    """Makes the weight sync of a colocated engine raise an error if the prefix cache would survive it. Returns False if
+    there is no such engine."""
     generation = getattr(trainer, "vllm_generation", None)
     if generation is None or generation.mode != "colocate":
         return False

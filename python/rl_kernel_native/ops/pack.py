@@ -328,8 +328,8 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """Checks that the lengths, or the mask's rows, are as many as the sequences. Other checks refuse values that are no
-    arrays."""
+    """Checks that there is one length, or one row of the mask, for each sequence. Other checks refuse values that are
+    no arrays."""
     if frame is None and not _dispatch.is_tensor(array):
         return
     found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]

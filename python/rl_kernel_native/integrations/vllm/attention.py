@@ -84,8 +84,7 @@ class RlkAttentionMetadata:
     found: list[shared.Prefix | None] = field(default_factory=list)  # what it returned, for all layers of the step
 
     def prefix(self, page_size: int) -> shared.Prefix | None:
-        """The groups of the step's sequences, and their own pages. Only an attention that is not part of a CUDA graph
-        asks for them."""
+        """The groups of the step's sequences, and their own pages. Attention in a CUDA graph never asks for them."""
         if not self.found:
             self.found.append(self.find(page_size))
         return self.found[0]

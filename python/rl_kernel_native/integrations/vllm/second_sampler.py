@@ -1,6 +1,6 @@
 """Draws tokens with rk.sample in vLLM's second model runner, the default on GPUs.
 
-A step of a small model waits for the host, so few launches matter. What requests ask of a draw is copied to the device
+A step of a small model waits for the host, so few launches matter. The requests' parameters are copied to the device
 only when the batch has other requests. One call of rk.sample gives a step's tokens and all their log-probabilities,
 unless a request masks or cuts tokens and asks for log-probabilities that a second call must give.
 """

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The least work for which `shared_prefix` won on an H200 (cuda/attention/README.md): 8 completions with 4 query heads
-# per key head behind 2048 keys. The kernel that shares reads of pages takes 32 rows, on other GPUs 64.
+# The least work for which `shared_prefix` took less time on an H200 (cuda/attention/README.md): 8 completions with 4
+# query heads per key head behind 2048 keys. The kernel that shares reads of pages needs 32 rows on Hopper, and 64 on
+# other GPUs.
 LEAST_KEYS = 2048
 LEAST_ROWS, LEAST_ROWS_ELSEWHERE = 32, 64
 
@@ -25,7 +26,7 @@ Prefix = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]  # block_table and shared_
 
 @dataclass(frozen=True)
 class HostPages:
-    """The host's copy of a block table: row b of the batch is row ``rows[b]`` of ``table``; None: row b."""
+    """The host's copy of a block table. Sequence b has row ``rows[b]`` of ``table``, or row b without ``rows``."""
 
     table: np.ndarray
     rows: np.ndarray | None = None
