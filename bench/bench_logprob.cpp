@@ -12,8 +12,8 @@
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
 #include "cuda/common/kernels.h"
+#include "kernels/logprob_groups.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/logprob_groups.h"
 #include "rlk/ops/logprob.h"
 
 namespace rlk::bench {

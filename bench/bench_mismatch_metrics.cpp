@@ -5,7 +5,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "rlk/kernels/mismatch_terms.h"
+#include "kernels/mismatch_terms.h"
 
 namespace rlk::bench {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/logprob_groups.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/logprob_groups.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/logprob.h"
 

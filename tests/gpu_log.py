@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "gpu_log.json"
-TREES = ("cpp", "cuda", "hip", "python", "tests")
+TREES = ("bindings", "cpp", "cpu", "cuda", "hip", "kernels", "python", "tests")
 
 # Files by their contents alone, so that the hashes are the same with and without git, in a clone and in a copy.
 # Documents are not hashed, since their figures are written after a run. Outputs of a build or a test run are not

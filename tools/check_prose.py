@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("docs", "python", "cpp", "cuda", "hip", "bench", "tests", "tools", "examples")
+FOLDERS = ("docs", "python", "bindings", "cpp", "cpu", "cuda", "hip", "kernels", "bench", "tests", "tools", "examples")
 MOST_WORDS = 30
 OPENING = re.compile(r"(Of|What of|By whoever)\b(?! course)")
 FRAGMENT = re.compile(r"\s*of\b")

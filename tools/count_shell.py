@@ -11,7 +11,7 @@ It counts four parts, with every line of each file:
 - dispatch: its template and table, ``cpp/ops/<operator>.cpp``, and headers that declare an operator for one backend.
   ``linear_logprob.cpp`` is not dispatch, since it computes.
 - architecture stubs: ``.cu`` files of fewer than 20 lines, and the ``kernels.h`` that declare them.
-- bindings: ``cpp/bindings``.
+- bindings: ``bindings``, which older commits have in ``cpp``.
 
 Commit 2c15b2e has 15,226 lines by this rule. The limit of 8,500 was set next to a figure of 15,202. That figure has 24
 lines less in the torch layer, whose list of files was not recorded. The other three parts agree to the line.
@@ -47,7 +47,7 @@ def is_dispatch(name: str, operators: set[str]) -> bool:
         return True
     if dispatch := re.fullmatch(r"cpp/ops/(\w+)\.cpp", name):
         return dispatch[1] in operators - {"linear_logprob"}
-    header = re.fullmatch(r"(?:cpp/(cpu)|cuda/(\w+)|hip/(\w+))/(\w+)\.h", name)
+    header = re.fullmatch(r"(?:(?:cpp/)?(cpu)|cuda/(\w+)|hip/(\w+))/(\w+)\.h", name)
     return bool(header) and header[4] in operators and (header[2] or header[3] or header[4]) == header[4]
 
 
@@ -82,7 +82,7 @@ def count(names: list[str], read: Callable[[str], str]) -> dict[str, dict[str, i
     operators = {Path(n).stem for n in names if re.fullmatch(r"cpp/include/rlk/ops/\w+\.h", n)}
     parts: dict[str, dict[str, int]] = {"torch layer": {}, "dispatch": {}, "architecture stubs": {}, "bindings": {}}
     for name in names:
-        if not re.fullmatch(r"(cpp|cuda|hip|python)/.*\.(h|inc|cpp|cu|py)", name):
+        if not re.fullmatch(r"(bindings|cpp|cpu|cuda|hip|python)/.*\.(h|inc|cpp|cu|py)", name):
             continue
         text = read(name)
         lines = text.count("\n")
@@ -94,7 +94,7 @@ def count(names: list[str], read: Callable[[str], str]) -> dict[str, dict[str, i
             parts["dispatch"][name] = lines
         elif is_stub(name, lines):
             parts["architecture stubs"][name] = lines
-        elif name.startswith("cpp/bindings/"):
+        elif name.removeprefix("cpp/").startswith("bindings/"):
             parts["bindings"][name] = lines
     return parts
 

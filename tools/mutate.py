@@ -63,15 +63,19 @@ COMMITTED = ROOT / "tools" / "mutants.json"
 # a fault.
 LAYERS = {
     "python": [f"{PACKAGE}/ops/*.py", f"{PACKAGE}/_*.py"],
-    "bindings": ["cpp/bindings/*.cpp", "cpp/bindings/*.h"],
+    "bindings": ["bindings/*.cpp", "bindings/*.h"],
     "kernels": [
-        "cpp/cpu/*.cpp",
-        "cpp/cpu/*.h",
-        "cpp/include/rlk/kernels/*.h",
+        "cpu/*.cpp",
+        "cpu/*.h",
+        "kernels/*.h",
         "cpp/include/rlk/elementwise/*.h",
         "cpp/include/rlk/math/*.h",
     ],
 }
+COPIED = (
+    "bindings", "cpp", "cpu", "cuda", "hip", "kernels", "python", "tests",
+    "cmake", "bench", "tools", "examples", "docs",
+)  # fmt: skip
 LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
@@ -104,7 +108,7 @@ class Fault(NamedTuple):
 
 def read_by_the_cpu() -> set[Path]:
     """Files that the CPU's extension is compiled from. Tests on GPUs cover the headers that only GPU code includes."""
-    left = [p for folder in ("cpp/cpu", "cpp/ops", "cpp/bindings") for p in (ROOT / folder).glob("*.cpp")]
+    left = [p for folder in ("cpu", "cpp/ops", "bindings") for p in (ROOT / folder).glob("*.cpp")]
     found = set(left)
     while left:
         path = left.pop()
@@ -180,7 +184,7 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
         parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
         own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
     compiled: set[str] = set()
-    if not fault.path.startswith((PACKAGE, "cpp/bindings")):  # C++ tests contain neither
+    if not fault.path.startswith((PACKAGE, "bindings")):  # C++ tests contain neither
         compiled = {p.stem for part in (*parts, stem) for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")}
         includes = f'/{Path(fault.path).name}"'
         compiled |= {p.stem for p in (ROOT / "tests/cpp").glob("test_*.cpp") if includes in p.read_text()}
@@ -215,7 +219,7 @@ class Copy:
         self.failing: list[str] = []  # tests that fail without a fault
         self.tree = ROOT / "build" / f"mutate_tree{of}"  # the Python files without a fault
         self.root.mkdir(parents=True, exist_ok=True)
-        for name in ("python", "cpp", "cuda", "hip", "tests", "cmake", "bench", "tools", "examples", "docs"):
+        for name in COPIED:
             self.copy(ROOT / name)
         for path in ROOT.glob("*.*"):
             if path.is_file():

@@ -24,7 +24,7 @@ DECLARATION = """extern int rlk_mutant;
 #endif
 """
 HELD = "switches.json"  # the faults that the build of a copy holds, and their numbers
-DEFINED_IN = "cpp/cpu/thread_pool.cpp"  # a part of every program
+DEFINED_IN = "cpu/thread_pool.cpp"  # a part of every program
 DEFINITION = """
 #include <cstdlib>
 int rlk_mutant = std::getenv("RLK_MUTANT") != nullptr ? std::atoi(std::getenv("RLK_MUTANT")) : 0;

@@ -99,27 +99,27 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 1",
     ): 'the seed of kind="kl", which draws nothing',
     (
-        "cpp/cpu/group_advantage.cpp",
+        "cpu/group_advantage.cpp",
         "const std::int64_t size = p.num_sequences / std::min<std::int64_t>(groups.count(), 1);",
     ): "how many groups a thread takes at once; sequences without a group were refused above",
     (
-        "cpp/cpu/importance_weights_simd.cpp",
+        "cpu/importance_weights_simd.cpp",
         "for (std::int64_t k = 0; k <= count; k += kLanes) {",
     ): "a load and a store of 0 elements touch nothing",
     (
-        "cpp/cpu/masked_whiten.cpp",
+        "cpu/masked_whiten.cpp",
         "all.least = o.least <= all.least ? o.least : all.least;",
     ): "equal minima differ in the sign of zero alone, which a comparison and a magnitude do not see",
     (
-        "cpp/cpu/pack.cpp",
+        "cpu/pack.cpp",
         "while (t < p_.num_tokens && (position < 0 ? at(t) < 0 : at(t) == position + t + first)) ++t;",
     ): "runs of tokens that are copied at once end early; kept tokens have ascending positions, so none ends late",
     (
-        "cpp/cpu/rope_simd.cpp",
+        "cpu/rope_simd.cpp",
         "if (second >= 0) store_at<T>(row.y + at_b, 0, second, b);",
     ): "a store of 0 elements writes nothing",
     (
-        "cpp/cpu/policy_loss.cpp",
+        "cpu/policy_loss.cpp",
         "if (p.count == 0 && *p.factor == 1.0f) return;",
     ): "a gradient times 1 is the gradient, whose NaN is canonical, and no elements are no work",
     (
@@ -127,15 +127,15 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "const std::uint32_t normal = magnitude > 0x47800000u ? 0x7c00u : rebased;",
     ): "2^16 is Inf either way: its exponent with binary16's bias is that of Inf",
     (
-        "cpp/bindings/preference_loss.cpp",
+        "bindings/preference_loss.cpp",
         'without require_given(policy_chosen, "policy_chosen")',
     ): "policy_chosen of None: the leading array, which the Python layer and torch's schema refuse before",
     (
-        "cpp/include/rlk/kernels/token_terms.h",
+        "kernels/token_terms.h",
         "static RLK_HD float upper_sum(int, std::uint32_t) { return 1.0f; }",
     ): "the last four sums of terms that have fewer; no result reads them",
     (
-        "cpp/include/rlk/kernels/sample_shard.h",
+        "kernels/sample_shard.h",
         "*state_ = {kLastRank, 0, -1, 0.0f, 1.0f, 0, want.status, 0, 0};",
     ): "q counts beside a least mass alone, and the round that sets one sets q",
     (

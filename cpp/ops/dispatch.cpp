@@ -2,10 +2,10 @@
 // build lacks the device's backend, the call is an error; no other path is taken.
 #include <type_traits>
 
+#include "kernels/attention_span.h"
+#include "kernels/sample_check.h"
 #include "rlk/backends.h"
 #include "rlk/build.h"
-#include "rlk/kernels/attention_span.h"
-#include "rlk/kernels/sample_check.h"
 #include "rlk/ops/linear.h"
 
 #if RLK_WITH_CUDA

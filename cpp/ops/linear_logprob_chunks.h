@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rlk/kernels/row_pitch.h"
+#include "kernels/row_pitch.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {

@@ -6,8 +6,8 @@
 
 #include "cpp/ops/linear_logprob_chunks.h"
 #include "cpp/ops/linear_logprob_rows.h"
+#include "kernels/lora_rows.h"
 #include "rlk/build.h"
-#include "rlk/kernels/lora_rows.h"
 #if RLK_WITH_CUDA
 #include "cuda/linear_logprob/linear_logprob.h"
 #endif

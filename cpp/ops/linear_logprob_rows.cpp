@@ -1,8 +1,8 @@
 #include "cpp/ops/linear_logprob_rows.h"
 
+#include "kernels/lora_rows.h"
+#include "kernels/scored_rows.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/lora_rows.h"
-#include "rlk/kernels/scored_rows.h"
 
 namespace rlk {
 namespace {

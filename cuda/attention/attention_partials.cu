@@ -2,7 +2,7 @@
 // computes 16 rows of one split, as for few queries. It stores its results in the public layout. For float32 a tile has
 // 16 rows.
 #include "forward.cuh"
-#include "rlk/kernels/attention_merge.h"
+#include "kernels/attention_merge.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,9 +1,9 @@
-// attention's backward: delta, the plain fp32 kernels (rlk/kernels/attention_backward.h), and the launches of a call.
+// attention's backward: delta, the plain fp32 kernels (kernels/attention_backward.h), and the launches of a call.
 #pragma once
 
 #include "backward_mma.cuh"
+#include "kernels/attention_backward.h"
 #include "machine.cuh"
-#include "rlk/kernels/attention_backward.h"
 #include "sinks.cuh"
 
 namespace rlk::cuda {

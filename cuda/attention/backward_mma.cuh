@@ -5,7 +5,7 @@
 #pragma once
 
 #include "forward_mma.cuh"
-#include "rlk/kernels/attention_backward.h"
+#include "kernels/attention_backward.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,10 +1,10 @@
 // attention's forward kernels of float32 with their launch, and the choice of kernels for other dtypes.
-// rlk/kernels/attention_forward.h has the body of the float32 kernels.
+// kernels/attention_forward.h has the body of the float32 kernels.
 #pragma once
 
 #include "forward_mma.cuh"
+#include "kernels/attention_forward.h"
 #include "machine.cuh"
-#include "rlk/kernels/attention_forward.h"
 #include "split_mma.cuh"
 
 namespace rlk::cuda {

@@ -8,9 +8,9 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/mma_sm80.cuh"
+#include "kernels/attention_row.h"
+#include "kernels/attention_sinks.h"
 #include "machine.cuh"
-#include "rlk/kernels/attention_row.h"
-#include "rlk/kernels/attention_sinks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -6,9 +6,9 @@
 #include "../common/register_shares_sm90.cuh"
 #include "../common/wgmma_sm90.cuh"
 #include "gradient_work_sm90.cuh"
+#include "kernels/attention_backward.h"
 #include "machine.cuh"
 #include "quad_rows.cuh"
-#include "rlk/kernels/attention_backward.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -4,7 +4,7 @@
 #include "../common/kernel_memory.h"
 #include "../common/vec8.cuh"
 #include "kernels.h"
-#include "rlk/kernels/attention_multiply.h"
+#include "kernels/attention_multiply.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "rlk/kernels/attention_span.h"
+#include "kernels/attention_span.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,8 +2,8 @@
 // group of 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
 #pragma once
 
+#include "kernels/attention_sinks.h"
 #include "machine.cuh"
-#include "rlk/kernels/attention_sinks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

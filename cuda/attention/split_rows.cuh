@@ -5,7 +5,7 @@
 #pragma once
 
 #include "forward_mma.cuh"
-#include "rlk/kernels/attention_partials.h"
+#include "kernels/attention_partials.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -3,10 +3,10 @@
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
+#include "kernels/attention_row.h"
+#include "kernels/attention_sinks.h"
 #include "machine.cuh"
 #include "quad_rows.cuh"
-#include "rlk/kernels/attention_row.h"
-#include "rlk/kernels/attention_sinks.h"
 #include "wgmma_work_sm90.cuh"
 
 namespace rlk::cuda {

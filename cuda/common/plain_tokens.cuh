@@ -1,4 +1,4 @@
-// The pass over tokens of plain arrays (rlk/kernels/plain_tokens.h). A lane copies its vec4s of the next steps into its
+// The pass over tokens of plain arrays (kernels/plain_tokens.h). A lane copies its vec4s of the next steps into its
 // own slots of a ring in shared memory, and reads them back itself. So it needs no barrier, and copies in flight hold
 // no registers.
 #pragma once
@@ -6,7 +6,7 @@
 #include "async_copy_groups_sm80.cuh"
 #include "async_copy_sm80.cuh"
 #include "kernel_memory.h"
-#include "rlk/kernels/plain_tokens.h"
+#include "kernels/plain_tokens.h"
 #include "token_passes.cuh"
 #include "vec8.cuh"
 

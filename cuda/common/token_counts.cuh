@@ -3,8 +3,8 @@
 #pragma once
 
 #include "dependent_launch.cuh"
-#include "rlk/kernels/token_passes.h"
-#include "rlk/kernels/token_weights.h"
+#include "kernels/token_passes.h"
+#include "kernels/token_weights.h"
 #include "token_gpu.cuh"
 
 namespace rlk::cuda {

@@ -1,8 +1,8 @@
-// The primitives of passes over tokens (rlk/kernels/token_kernels.h) on CUDA.
+// The primitives of passes over tokens (kernels/token_kernels.h) on CUDA.
 #pragma once
 
+#include "kernels/token_kernels.h"
 #include "launch.h"
-#include "rlk/kernels/token_kernels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

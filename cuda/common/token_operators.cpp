@@ -2,13 +2,13 @@
 // architecture that runs it.
 #include "../policy_loss/kernels.h"
 #include "kernels.h"
+#include "kernels/covariance_terms.h"
+#include "kernels/mismatch_terms.h"
+#include "kernels/policy_check.h"
+#include "kernels/rejection_terms.h"
+#include "kernels/value_check.h"
+#include "kernels/value_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/covariance_terms.h"
-#include "rlk/kernels/mismatch_terms.h"
-#include "rlk/kernels/policy_check.h"
-#include "rlk/kernels/rejection_terms.h"
-#include "rlk/kernels/value_check.h"
-#include "rlk/kernels/value_terms.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

@@ -1,4 +1,4 @@
-// Passes over tokens: the kernels of rlk/kernels/token_passes.h on CUDA. On compute capability 9.0 and later, each
+// Passes over tokens: the kernels of kernels/token_passes.h on CUDA. On compute capability 9.0 and later, each
 // kernel is launched while the previous one runs, and waits for that kernel's results. All architectures share this
 // source; each has its own machine code.
 #pragma once
@@ -6,7 +6,7 @@
 #include "cluster_sm90.cuh"
 #include "dependent_launch.cuh"
 #include "fetch_increment.cuh"
-#include "rlk/kernels/token_passes.h"
+#include "kernels/token_passes.h"
 #include "token_counts.cuh"
 #include "token_gpu.cuh"
 #include "token_plan.h"

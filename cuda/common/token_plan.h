@@ -1,7 +1,7 @@
 // The tiles of passes over tokens on CUDA. Any plan serves any call, with the same bits.
 #pragma once
 
-#include "rlk/kernels/token_workspace.h"
+#include "kernels/token_workspace.h"
 
 namespace rlk::cuda {
 

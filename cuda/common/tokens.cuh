@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "rlk/kernels/flag_words.h"
+#include "kernels/flag_words.h"
 #include "rlk/tokens.h"
 
 namespace rlk::cuda {

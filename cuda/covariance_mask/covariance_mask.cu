@@ -4,7 +4,7 @@
 // each digit and twice more.
 #include "../common/kernels.h"
 #include "../common/token_passes.cuh"
-#include "rlk/kernels/covariance_select.h"
+#include "kernels/covariance_select.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,8 +1,8 @@
 // CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the build for the architecture.
 #include "kernels.h"
+#include "kernels/elementwise_check.h"
+#include "kernels/elementwise_formulas.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/elementwise_check.h"
-#include "rlk/kernels/elementwise_formulas.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

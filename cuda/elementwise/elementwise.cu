@@ -7,8 +7,8 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
-#include "rlk/kernels/elementwise_formulas.h"
-#include "rlk/kernels/row_split.h"
+#include "kernels/elementwise_formulas.h"
+#include "kernels/row_split.h"
 
 namespace rlk {
 namespace cuda {

@@ -4,7 +4,7 @@
 
 #include "../common/alignment.h"
 #include "../common/launch.h"
-#include "rlk/kernels/elementwise.h"
+#include "kernels/elementwise.h"
 
 namespace rlk::cuda {
 

@@ -3,8 +3,8 @@
 
 #include "../common/alignment.h"
 #include "kernels.h"
+#include "kernels/embedding_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/embedding_check.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/kernels/embedding_rows.h"
+#include "kernels/embedding_rows.h"
 
 namespace rlk::cuda {
 

@@ -4,8 +4,8 @@
 
 #include "../common/kernels.h"
 #include "../common/sequence_warps.h"
+#include "kernels/gae_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/gae_check.h"
 
 namespace rlk::cuda {
 void gae(const GaeParams& p, int device, Stream stream) {

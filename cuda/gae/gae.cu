@@ -10,7 +10,7 @@
 
 #include "../common/kernels.h"
 #include "../common/tokens.cuh"
-#include "rlk/kernels/gae_scan.h"
+#include "kernels/gae_scan.h"
 #include "rlk/ops/gae.h"
 
 namespace rlk::cuda {

@@ -2,8 +2,8 @@
 #include "rlk/ops/group_advantage.h"
 
 #include "../common/kernels.h"
+#include "kernels/group_advantage_team.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/group_advantage_team.h"
 
 namespace rlk::cuda {
 

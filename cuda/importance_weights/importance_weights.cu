@@ -3,7 +3,7 @@
 // once. normalize reads and writes weights once more.
 #include "../common/kernels.h"
 #include "../common/token_passes.cuh"
-#include "rlk/kernels/importance_kernels.h"
+#include "kernels/importance_kernels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

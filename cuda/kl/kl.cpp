@@ -2,8 +2,8 @@
 #include "rlk/ops/kl.h"
 
 #include "../common/kernels.h"
+#include "kernels/kl_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/kl_check.h"
 
 namespace rlk::cuda {
 

@@ -2,7 +2,7 @@
 // HBM: each array is read or written once.
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
-#include "rlk/kernels/kl_terms.h"
+#include "kernels/kl_terms.h"
 #include "rlk/ops/kl.h"
 
 namespace rlk::cuda {

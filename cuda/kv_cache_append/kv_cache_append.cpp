@@ -2,8 +2,8 @@
 #include "rlk/ops/kv_cache_append.h"
 
 #include "../common/kernels.h"
+#include "kernels/cache_append.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/cache_append.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

@@ -6,8 +6,8 @@
 
 #include "../common/tensor_map.h"
 #include "../common/tile_ring_sm90.cuh"
-#include "rlk/kernels/row_pitch.h"
-#include "rlk/kernels/scored_groups.h"
+#include "kernels/row_pitch.h"
+#include "kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/scored_groups.h"
 #include "pair_grid.h"
-#include "rlk/kernels/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
+#include "kernels/logprob_groups.h"
+#include "kernels/logprob_row.h"
 #include "leaf.cuh"
-#include "rlk/kernels/logprob_groups.h"
-#include "rlk/kernels/logprob_row.h"
 
 namespace rlk::cuda {
 

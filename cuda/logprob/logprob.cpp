@@ -2,9 +2,9 @@
 #include "rlk/ops/logprob.h"
 
 #include "../common/kernels.h"
+#include "kernels/logprob_check.h"
+#include "kernels/logprob_groups.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/logprob_check.h"
-#include "rlk/kernels/logprob_groups.h"
 #include "rlk/plan_note.h"
 #include "workspace.h"
 

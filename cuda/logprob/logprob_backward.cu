@@ -10,8 +10,8 @@
 
 #include "../common/element.cuh"
 #include "../common/kernels.h"
+#include "kernels/logprob_groups.h"
 #include "probability.cuh"
-#include "rlk/kernels/logprob_groups.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "../common/element.cuh"
-#include "rlk/kernels/logprob_gradient.h"
+#include "kernels/logprob_gradient.h"
 
 namespace rlk::cuda {
 

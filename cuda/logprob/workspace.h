@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "rlk/kernels/logprob_groups.h"
+#include "kernels/logprob_groups.h"
 
 namespace rlk::cuda {
 

@@ -4,8 +4,8 @@
 
 #include "../common/kernels.h"
 #include "../common/sequence_warps.h"
+#include "kernels/masked_whiten_token.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/masked_whiten_token.h"
 
 namespace rlk::cuda {
 

@@ -6,9 +6,9 @@
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../common/tokens.cuh"
-#include "rlk/kernels/masked_whiten_token.h"
-#include "rlk/kernels/team_sum.h"
-#include "rlk/kernels/token_slots.h"
+#include "kernels/masked_whiten_token.h"
+#include "kernels/team_sum.h"
+#include "kernels/token_slots.h"
 #include "rlk/ops/masked_whiten.h"
 
 namespace rlk::cuda {

@@ -2,7 +2,7 @@
 // bytes and five exponentials.
 #include "../common/kernels.h"
 #include "../common/token_passes.cuh"
-#include "rlk/kernels/mismatch_terms.h"
+#include "kernels/mismatch_terms.h"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 void mismatch_metrics(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream) {

@@ -4,7 +4,7 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
-#include "rlk/kernels/optimal_baseline_scan.h"
+#include "kernels/optimal_baseline_scan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,10 +2,10 @@
 #include "rlk/ops/pack.h"
 
 #include "../common/kernels.h"
+#include "kernels/pack_check.h"
+#include "kernels/pack_copy.h"
+#include "kernels/pack_scan.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/pack_check.h"
-#include "rlk/kernels/pack_copy.h"
-#include "rlk/kernels/pack_scan.h"
 
 namespace rlk::cuda {
 void pack_layout(const PackLayoutParams& p, int device, Stream stream) {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../common/kernels.h"
-#include "rlk/kernels/policy_batch.h"
-#include "rlk/kernels/policy_plain.h"
+#include "kernels/policy_batch.h"
+#include "kernels/policy_plain.h"
 
 namespace rlk::cuda {
 

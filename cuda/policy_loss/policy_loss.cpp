@@ -2,8 +2,8 @@
 #include "rlk/ops/policy_loss.h"
 
 #include "kernels.h"
+#include "kernels/policy_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/policy_check.h"
 
 namespace rlk::cuda {
 

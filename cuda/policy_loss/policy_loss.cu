@@ -3,8 +3,8 @@
 #include "../common/plain_tokens.cuh"
 #include "../common/token_passes.cuh"
 #include "kernels.h"
-#include "rlk/kernels/policy_kernels.h"
-#include "rlk/kernels/policy_plain.h"
+#include "kernels/policy_kernels.h"
+#include "kernels/policy_plain.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,9 +2,9 @@
 #include "rlk/ops/preference_loss.h"
 
 #include "../common/kernels.h"
+#include "kernels/preference_loss_check.h"
+#include "kernels/preference_pair.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/preference_loss_check.h"
-#include "rlk/kernels/preference_pair.h"
 
 namespace rlk::cuda {
 void preference_loss(const PreferenceLossParams& p, int device, Stream stream) {

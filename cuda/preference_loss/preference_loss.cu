@@ -1,14 +1,14 @@
 // preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The header
-// rlk/kernels/preference_pair.h, shared with the CPU and HIP, has the formulas.
+// kernels/preference_pair.h, shared with the CPU and HIP, has the formulas.
 //
-// preference_pairs_kernel: each thread computes one pair. For sorted losses rlk/kernels/merge_order.h first sorts their
+// preference_pairs_kernel: each thread computes one pair. For sorted losses kernels/merge_order.h first sorts their
 // keys.
 // preference_metrics_kernel runs after it: each block computes one metric. All architectures share this source; each
 // has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "rlk/kernels/preference_pair.h"
-#include "rlk/kernels/team_sum.h"
+#include "kernels/preference_pair.h"
+#include "kernels/team_sum.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,8 +2,8 @@
 #include "rlk/ops/random_bits.h"
 
 #include "../common/kernels.h"
+#include "kernels/random_words.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/random_words.h"
 
 namespace rlk::cuda {
 

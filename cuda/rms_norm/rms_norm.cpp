@@ -3,8 +3,8 @@
 
 #include "../common/alignment.h"
 #include "kernels.h"
+#include "kernels/rms_norm_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rms_norm_check.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

@@ -5,8 +5,8 @@
 #include <initializer_list>
 
 #include "kernels.h"
+#include "kernels/rope_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rope_check.h"
 #include "rlk/plan_note.h"
 
 namespace rlk::cuda {

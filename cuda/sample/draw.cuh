@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
-#include "rlk/kernels/sample_tree.h"
+#include "kernels/sample_tree.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -6,8 +6,8 @@
 #include <cstddef>
 
 #include "first_columns.cuh"
+#include "kernels/sample_tree.h"
 #include "masses.cuh"
-#include "rlk/kernels/sample_tree.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,8 +2,8 @@
 // counts of earlier rows. Blocks begin in the order of their rows, so every earlier block publishes its count.
 #pragma once
 
+#include "kernels/sample_check.h"
 #include "masses.cuh"
-#include "rlk/kernels/sample_check.h"
 #include "team.cuh"
 
 namespace rlk::cuda {

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "rlk/kernels/process_logits.h"
-#include "rlk/kernels/sample_check.h"
+#include "kernels/process_logits.h"
+#include "kernels/sample_check.h"
 
 namespace rlk::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "../common/element.cuh"
 #include "kernels.h"
-#include "rlk/kernels/sample_check.h"
+#include "kernels/sample_check.h"
 
 namespace rlk::cuda {
 

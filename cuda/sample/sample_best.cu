@@ -2,8 +2,8 @@
 // architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
+#include "kernels/sample_top.h"
 #include "launches.cuh"
-#include "rlk/kernels/sample_top.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

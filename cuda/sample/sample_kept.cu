@@ -2,8 +2,8 @@
 // Compiled once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "kept_ids.cuh"
+#include "kernels/sample_kept.h"
 #include "launches.cuh"
-#include "rlk/kernels/sample_kept.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

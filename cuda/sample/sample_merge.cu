@@ -1,8 +1,8 @@
-// Rows of sample_merge: each block computes one row. The header rlk/kernels/sample_merge.h, shared with the CPU and
+// Rows of sample_merge: each block computes one row. The header kernels/sample_merge.h, shared with the CPU and
 // HIP, has the code of a row. The merge reads only payloads. All architectures share this source; each has its own
 // machine code.
+#include "kernels/sample_merge.h"
 #include "launches.cuh"
-#include "rlk/kernels/sample_merge.h"
 #include "team.cuh"
 
 namespace rlk::cuda {

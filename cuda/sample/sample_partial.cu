@@ -1,9 +1,9 @@
-// Rows of sample_partial: each block computes one row. The headers sample_shard.h and sample_round.h of rlk/kernels,
+// Rows of sample_partial: each block computes one row. The headers sample_shard.h and sample_round.h of kernels,
 // shared with the CPU and HIP, have the code of a row. Bound by reads of the shard: one without truncation, two if
 // top-k leaves few columns. All architectures share this source; each has its own machine code.
+#include "kernels/sample_round.h"
+#include "kernels/sample_shard.h"
 #include "launches.cuh"
-#include "rlk/kernels/sample_round.h"
-#include "rlk/kernels/sample_shard.h"
 #include "team.cuh"
 
 namespace rlk::cuda {

@@ -11,9 +11,9 @@
 #include "../logprob/leaf_group.cuh"
 #include "draw.cuh"
 #include "kept_place.cuh"
+#include "kernels/divisor.h"
+#include "kernels/sample_check.h"
 #include "masses.cuh"
-#include "rlk/kernels/divisor.h"
-#include "rlk/kernels/sample_check.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,9 +2,9 @@
 #include "rlk/ops/scatter_rewards.h"
 
 #include "../common/kernels.h"
+#include "kernels/reward_sequence.h"
+#include "kernels/reward_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/reward_sequence.h"
-#include "rlk/kernels/reward_terms.h"
 
 namespace rlk::cuda {
 

@@ -6,9 +6,9 @@
 #include "../common/kernels.h"
 #include "../common/token_gpu.cuh"
 #include "../common/vec8.cuh"
-#include "rlk/kernels/reward_spread.h"
-#include "rlk/kernels/reward_terms.h"
-#include "rlk/kernels/reward_zeros.h"
+#include "kernels/reward_spread.h"
+#include "kernels/reward_terms.h"
+#include "kernels/reward_zeros.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "kernels.h"
+#include "kernels/sequence_logprob_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/sequence_logprob_check.h"
 
 namespace rlk::cuda {
 SequencePlan choose_plan(const SequenceLogprobParams& p) {

@@ -2,8 +2,8 @@
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "../common/kernels.h"
+#include "kernels/token_labels.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/token_labels.h"
 
 namespace rlk::cuda {
 void shift_labels_packed(const ShiftLabelsParams& p, int device, Stream stream) {

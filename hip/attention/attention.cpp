@@ -4,9 +4,9 @@
 #include <string>
 
 #include "hip/common/launch.h"
+#include "kernels/attention_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/attention_check.h"
 
 namespace rlk::hip {
 namespace {

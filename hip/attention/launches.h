@@ -1,9 +1,9 @@
 // Constants and arguments of attention that host and kernels share.
 #pragma once
 
-#include "rlk/kernels/attention_backward.h"
-#include "rlk/kernels/attention_forward.h"
-#include "rlk/kernels/attention_merge.h"
+#include "kernels/attention_backward.h"
+#include "kernels/attention_forward.h"
+#include "kernels/attention_merge.h"
 
 namespace rlk::hip {
 

@@ -1,8 +1,8 @@
-// The primitives of passes over tokens (rlk/kernels/token_kernels.h) on HIP.
+// The primitives of passes over tokens (kernels/token_kernels.h) on HIP.
 #pragma once
 
 #include "hip/common/wave.h"
-#include "rlk/kernels/token_kernels.h"
+#include "kernels/token_kernels.h"
 
 namespace rlk::hip {
 

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "hip/common/token_gpu.h"
-#include "rlk/kernels/token_passes.h"
+#include "kernels/token_passes.h"
 
 #define RLK_TOKEN_KERNEL(op, name, Batch, threads) \
   RLK_KERNEL(threads) rlk_##op##_##name(Batch::Params p, std::int64_t first_block, rlk::TokenWorkspace<Batch> w

@@ -1,11 +1,11 @@
-// Host side of passes over tokens: the launches of the kernels of rlk/kernels/token_passes.h.
+// Host side of passes over tokens: the launches of the kernels of kernels/token_passes.h.
 #pragma once
 
 #include <string>
 
 #include "hip/common/launch.h"
 #include "hip/common/token_tile.h"
-#include "rlk/kernels/token_passes.h"
+#include "kernels/token_passes.h"
 
 namespace rlk::hip {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hip/common/token_gpu.h"
-#include "rlk/kernels/token_workspace.h"
+#include "kernels/token_workspace.h"
 
 namespace rlk::hip {
 

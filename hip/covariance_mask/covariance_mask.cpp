@@ -2,8 +2,8 @@
 #include "rlk/ops/covariance_mask.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/covariance_select.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/covariance_select.h"
 
 namespace rlk::hip {
 

@@ -2,10 +2,10 @@
 #include <string>
 
 #include "hip/common/launch.h"
+#include "kernels/elementwise_check.h"
+#include "kernels/elementwise_formulas.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/elementwise_check.h"
-#include "rlk/kernels/elementwise_formulas.h"
 
 namespace rlk::hip {
 namespace {

@@ -5,9 +5,9 @@
 #include <type_traits>
 
 #include "hip/common/launch.h"
+#include "kernels/embedding_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/embedding_check.h"
 
 namespace rlk::hip {
 namespace {

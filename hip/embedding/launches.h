@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "hip/common/launch_shape.h"
-#include "rlk/kernels/embedding_copy.h"
-#include "rlk/kernels/embedding_rows.h"
+#include "kernels/embedding_copy.h"
+#include "kernels/embedding_rows.h"
 
 namespace rlk::hip {
 

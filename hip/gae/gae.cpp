@@ -2,10 +2,10 @@
 #include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"
+#include "kernels/gae_check.h"
+#include "kernels/token_slots.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/gae_check.h"
-#include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 

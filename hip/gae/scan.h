@@ -6,7 +6,7 @@
 #include "hip/common/half_wave.h"
 #include "hip/common/tokens.h"
 #include "hip/gae/launches.h"
-#include "rlk/kernels/gae_scan.h"
+#include "kernels/gae_scan.h"
 
 namespace rlk::hip {
 

@@ -2,8 +2,8 @@
 #include "rlk/ops/importance_weights.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/rejection_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rejection_terms.h"
 
 namespace rlk::hip {
 

@@ -2,8 +2,8 @@
 #include "rlk/ops/kl.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/kl_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/kl_check.h"
 
 namespace rlk::hip {
 

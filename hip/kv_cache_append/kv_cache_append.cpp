@@ -4,8 +4,8 @@
 #include <string>
 
 #include "hip/common/launch.h"
+#include "kernels/cache_append.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/cache_append.h"
 
 namespace rlk::hip {
 

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "hip/common/runtime.h"
+#include "kernels/linear_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/linear_check.h"
 
 namespace rlk::hip {
 namespace {

@@ -1,7 +1,7 @@
 // Host side of linear_logprob on HIP: its launches.
 #include "hip/common/launch.h"
+#include "kernels/scored_rows.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/scored_rows.h"
 
 namespace rlk::hip {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "rlk/kernels/logprob_groups.h"
+#include "kernels/logprob_groups.h"
 
 namespace rlk::hip {
 

@@ -5,11 +5,11 @@
 #include <string>
 
 #include "hip/common/runtime.h"
+#include "kernels/logprob_check.h"
+#include "kernels/logprob_groups.h"
+#include "kernels/logprob_smoothing.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/logprob_check.h"
-#include "rlk/kernels/logprob_groups.h"
-#include "rlk/kernels/logprob_smoothing.h"
 
 namespace rlk::hip {
 namespace {

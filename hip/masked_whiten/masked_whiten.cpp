@@ -2,9 +2,9 @@
 #include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"
+#include "kernels/token_slots.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/token_slots.h"
 
 namespace rlk::hip {
 

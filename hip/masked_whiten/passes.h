@@ -5,8 +5,8 @@
 #include "hip/common/half_wave.h"
 #include "hip/common/tokens.h"
 #include "hip/masked_whiten/launches.h"
-#include "rlk/kernels/team_sum.h"
-#include "rlk/kernels/token_slots.h"
+#include "kernels/team_sum.h"
+#include "kernels/token_slots.h"
 
 namespace rlk::hip {
 

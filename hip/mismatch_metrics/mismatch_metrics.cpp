@@ -2,8 +2,8 @@
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/mismatch_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/mismatch_terms.h"
 
 namespace rlk::hip {
 

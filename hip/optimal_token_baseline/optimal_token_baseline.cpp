@@ -2,8 +2,8 @@
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "hip/common/launch.h"
+#include "kernels/optimal_baseline_scan.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/optimal_baseline_scan.h"
 
 namespace rlk::hip {
 

@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "rlk/kernels/pack_copy.h"
-#include "rlk/kernels/pack_scan.h"
+#include "kernels/pack_copy.h"
+#include "kernels/pack_scan.h"
 
 namespace rlk::hip {
 

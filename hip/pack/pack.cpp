@@ -2,9 +2,9 @@
 #include "rlk/ops/pack.h"
 
 #include "hip/common/launch.h"
+#include "kernels/pack_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/pack_check.h"
 
 namespace rlk::hip {
 

@@ -2,9 +2,9 @@
 #include "rlk/ops/policy_loss.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/policy_batch.h"
+#include "kernels/policy_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/policy_batch.h"
-#include "rlk/kernels/policy_check.h"
 
 namespace rlk::hip {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "rlk/kernels/preference_pair.h"
+#include "kernels/preference_pair.h"
 
 namespace rlk::hip {
 

@@ -2,9 +2,9 @@
 #include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"
+#include "kernels/preference_loss_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/preference_loss_check.h"
 
 namespace rlk::hip {
 

@@ -4,10 +4,10 @@
 #include <string>
 
 #include "hip/common/launch.h"
+#include "kernels/rms_norm_check.h"
+#include "kernels/rms_norm_row.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rms_norm_check.h"
-#include "rlk/kernels/rms_norm_row.h"
 
 namespace rlk::hip {
 namespace {

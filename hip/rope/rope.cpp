@@ -5,9 +5,9 @@
 #include <string>
 
 #include "hip/common/runtime.h"
+#include "kernels/rope_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rope_check.h"
 
 namespace rlk::hip {
 

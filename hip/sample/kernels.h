@@ -1,17 +1,17 @@
 // The kernels of sample: each block computes one row, and eight lanes share a leaf. The headers sample_select.h and
-// sample_tree.h of rlk/kernels, shared with the CPU and CUDA, have the code of a row.
+// sample_tree.h of kernels, shared with the CPU and CUDA, have the code of a row.
 #pragma once
 
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/sample/launches.h"
-#include "rlk/kernels/process_logits.h"
-#include "rlk/kernels/sample_kept.h"
-#include "rlk/kernels/sample_merge.h"
-#include "rlk/kernels/sample_round.h"
-#include "rlk/kernels/sample_shard.h"
-#include "rlk/kernels/sample_top.h"
-#include "rlk/kernels/sample_tree.h"
+#include "kernels/process_logits.h"
+#include "kernels/sample_kept.h"
+#include "kernels/sample_merge.h"
+#include "kernels/sample_round.h"
+#include "kernels/sample_shard.h"
+#include "kernels/sample_top.h"
+#include "kernels/sample_tree.h"
 
 namespace rlk::hip {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "rlk/kernels/process_logits.h"
-#include "rlk/kernels/sample_check.h"
+#include "kernels/process_logits.h"
+#include "kernels/sample_check.h"
 
 namespace rlk::hip {
 

@@ -3,9 +3,9 @@
 #include "rlk/ops/scatter_rewards.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/reward_spread.h"
+#include "kernels/reward_zeros.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/reward_spread.h"
-#include "rlk/kernels/reward_zeros.h"
 
 namespace rlk::hip {
 

@@ -1,7 +1,7 @@
 // The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/token_gpu.h"
-#include "rlk/kernels/reward_spread.h"
-#include "rlk/kernels/reward_zeros.h"
+#include "kernels/reward_spread.h"
+#include "kernels/reward_zeros.h"
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block, std::int64_t slots, int tile) {

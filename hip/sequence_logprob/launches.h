@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "rlk/kernels/sequence_gradient.h"
+#include "kernels/sequence_gradient.h"
 
 namespace rlk::hip {
 

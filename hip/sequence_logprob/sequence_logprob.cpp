@@ -4,9 +4,9 @@
 #include <string>
 
 #include "hip/common/launch.h"
+#include "kernels/sequence_logprob_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/sequence_logprob_check.h"
 
 namespace rlk::hip {
 

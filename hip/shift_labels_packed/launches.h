@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "rlk/kernels/token_labels.h"
+#include "kernels/token_labels.h"
 
 namespace rlk::hip {
 

@@ -2,9 +2,9 @@
 #include "rlk/ops/value_loss.h"
 
 #include "hip/common/token_passes.h"
+#include "kernels/value_check.h"
+#include "kernels/value_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/value_check.h"
-#include "rlk/kernels/value_terms.h"
 
 namespace rlk::hip {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "covariance_cases.h"
+#include "kernels/covariance_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/covariance_terms.h"
 #include "rlk/ops/covariance_mask.h"
 
 namespace covariance_test {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/rejection_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/rejection_terms.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/policy_loss.h"
 #include "rollout_cases.h"

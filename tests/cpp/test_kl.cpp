@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/kl_terms.h"
 #include "kl_cases.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/kl_terms.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/expm1.h"
 #include "rlk/ops/kl.h"

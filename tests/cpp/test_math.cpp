@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cpp/cpu/simd.h"  // first, since it decides how the headers of math/ are compiled
+#include "cpu/simd.h"  // first, since it decides how the headers of math/ are compiled
 #include "rlk/math/erf.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/exp2.h"

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/mismatch_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/mismatch_terms.h"
 #include "rlk/ops/mismatch_metrics.h"
 #include "rollout_cases.h"
 

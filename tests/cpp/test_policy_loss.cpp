@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "kernels/policy_plain.h"
 #include "linear_backend.h"
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/policy_plain.h"
 #include "rlk/ops/policy_loss.h"
 #include "token_lanes.h"
 

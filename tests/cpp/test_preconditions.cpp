@@ -7,15 +7,15 @@
 #include <string>
 #include <type_traits>
 
+#include "kernels/covariance_terms.h"
+#include "kernels/gae_check.h"
+#include "kernels/group_advantage_check.h"
+#include "kernels/kl_check.h"
+#include "kernels/linear_check.h"
+#include "kernels/pack_check.h"
+#include "kernels/sample_check.h"
+#include "kernels/value_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/covariance_terms.h"
-#include "rlk/kernels/gae_check.h"
-#include "rlk/kernels/group_advantage_check.h"
-#include "rlk/kernels/kl_check.h"
-#include "rlk/kernels/linear_check.h"
-#include "rlk/kernels/pack_check.h"
-#include "rlk/kernels/sample_check.h"
-#include "rlk/kernels/value_check.h"
 #include "rlk/ops/attention.h"
 #include "rlk/ops/covariance_mask.h"
 #include "rlk/ops/embedding.h"

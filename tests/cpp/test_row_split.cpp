@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rlk/kernels/row_split.h"
+#include "kernels/row_split.h"
 
 namespace rlk {
 namespace {

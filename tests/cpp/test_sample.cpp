@@ -14,9 +14,9 @@
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #endif
+#include "kernels/process_logits.h"
+#include "kernels/sample_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/process_logits.h"
-#include "rlk/kernels/sample_check.h"
 #include "rlk/math/half.h"
 #include "rlk/math/philox.h"
 #include "rlk/ops/sample.h"

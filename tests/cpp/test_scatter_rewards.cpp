@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/reward_terms.h"
 #include "linear_backend.h"
 #include "reward_cases.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/reward_terms.h"
 #include "rlk/math/expm1.h"
 #include "rlk/ops/kl.h"
 #include "rlk/ops/scatter_rewards.h"

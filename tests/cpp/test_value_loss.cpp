@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/value_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/value_terms.h"
 #include "rlk/ops/value_loss.h"
 #include "token_lanes.h"
 #include "token_reference.h"

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/optimal_baseline_scan.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/optimal_baseline_scan.h"
 #include "rlk/ops/optimal_token_baseline.h"
 #include "tests/cpp/baseline_cases.h"
 #include "tests/gpu/token_plans.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/cache_append.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/cache_append.h"
 #include "rlk/ops/kv_cache_append.h"
 
 namespace rlk::cuda {

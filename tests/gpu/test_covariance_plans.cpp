@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/covariance_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/covariance_terms.h"
 #include "rlk/ops/covariance_mask.h"
 #include "tests/cpp/covariance_cases.h"
 #include "tests/gpu/token_plans.h"

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/kl_check.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/kl_check.h"
 #include "rlk/ops/kl.h"
 #include "tests/cpp/kl_cases.h"
 #include "tests/gpu/token_plans.h"

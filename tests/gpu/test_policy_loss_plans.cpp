@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda/policy_loss/kernels.h"
+#include "kernels/policy_plain.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/policy_plain.h"
 #include "rlk/ops/policy_loss.h"
 #include "tests/cpp/policy_loss_cases.h"
 #include "tests/gpu/token_plans.h"

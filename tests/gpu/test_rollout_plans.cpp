@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/mismatch_terms.h"
+#include "kernels/rejection_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/mismatch_terms.h"
-#include "rlk/kernels/rejection_terms.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/mismatch_metrics.h"
 #include "tests/cpp/rollout_cases.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/reward_sequence.h"
+#include "kernels/reward_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/reward_sequence.h"
-#include "rlk/kernels/reward_terms.h"
 #include "rlk/ops/scatter_rewards.h"
 #include "tests/cpp/reward_cases.h"
 #include "tests/gpu/token_plans.h"

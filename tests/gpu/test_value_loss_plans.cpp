@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "kernels/value_terms.h"
 #include "rlk/backends.h"
-#include "rlk/kernels/value_terms.h"
 #include "rlk/ops/value_loss.h"
 #include "tests/cpp/value_loss_cases.h"
 #include "tests/gpu/token_plans.h"

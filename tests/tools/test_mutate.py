@@ -68,10 +68,10 @@ def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pyte
     ("path", "python", "compiled"),
     [
         ("python/rl_kernel_native/ops/rope.py", "tests/ops/test_rope.py", None),
-        ("cpp/bindings/rope.cpp", "tests/ops/test_rope.py", None),
+        ("bindings/rope.cpp", "tests/ops/test_rope.py", None),
         ("cpp/include/rlk/math/philox.h", "tests/ops/test_random_bits.py", "test_models"),
-        ("cpp/cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
-        ("cpp/cpu/thread_pool.cpp", "tests/ops/test_gae.py", "test_thread_pool"),
+        ("cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
+        ("cpu/thread_pool.cpp", "tests/ops/test_gae.py", "test_thread_pool"),
     ],
 )
 def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | None) -> None:
@@ -94,8 +94,8 @@ def test_no_fault_lies_in_what_changes_no_code(tool: Any) -> None:
 
 
 def test_files_are_drawn_by_pattern(tool: Any) -> None:
-    found = tool.drawn("kernels", 5, 1, "cpp/cpu/k*.cpp")
-    assert {f.path for f in found} <= {"cpp/cpu/kl.cpp", "cpp/cpu/kl_simd.cpp", "cpp/cpu/kv_cache_append.cpp"}
+    found = tool.drawn("kernels", 5, 1, "cpu/k*.cpp")
+    assert {f.path for f in found} <= {"cpu/kl.cpp", "cpu/kl_simd.cpp", "cpu/kv_cache_append.cpp"}
     assert found
 
 
@@ -291,7 +291,7 @@ def test_the_committed_record_is_read(tool: Any, tmp_path: Path) -> None:
 def test_a_fault_of_cpp_is_judged_by_its_object_code(
     tool: Any, copy: Any, compiles: bool, code: bytes, judged: str
 ) -> None:
-    (fault,) = tool.drawn("kernels", 1, 1, "cpp/cpu/kl.cpp")
+    (fault,) = tool.drawn("kernels", 1, 1, "cpu/kl.cpp")
     whole = (tool.ROOT / fault.path).read_text()
     path = copy.root / fault.path
     path.parent.mkdir(parents=True)
@@ -315,7 +315,7 @@ def test_a_build_sees_the_objects_of_the_planted_file_alone(
     tool: Any, copy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object of an instruction set that the CPU lacks stays, and what a fault compiled goes."""
-    (fault,) = tool.drawn("kernels", 1, 1, "cpp/cpu/rope_simd.cpp")
+    (fault,) = tool.drawn("kernels", 1, 1, "cpu/rope_simd.cpp")
     whole = (tool.ROOT / fault.path).read_text()
     path, built = copy.root / fault.path, copy.root / "build" / "cpu"
     path.parent.mkdir(parents=True)
@@ -323,7 +323,7 @@ def test_a_build_sees_the_objects_of_the_planted_file_alone(
     stamp = path.stat().st_mtime_ns
     names = "rlk_cpu_avx2.dir/rope.o", "rlk_cpu_avx512.dir/rope.o", "rlk_cpu_avx2.dir/gae.o", "test_rope.dir/rope.o"
     objects = [built / name for name in names]
-    recorded = [f"{name}: #deps 1, (VALID)\n    ../../cpp/cpu/rope_simd.cpp" for name in names]
+    recorded = [f"{name}: #deps 1, (VALID)\n    ../../cpu/rope_simd.cpp" for name in names]
     recorded[2] = recorded[2].replace("rope_simd", "gae_simd")
     for made in objects[:3]:
         made.parent.mkdir(parents=True, exist_ok=True)

@@ -190,7 +190,7 @@ LATER_THAN_GCC_10 = rf"{BUILTINS}|std::(?:bit_cast|source_location|format|to_und
 
 def test_host_code_uses_nothing_that_the_compiler_of_wheels_lacks() -> None:
     """Device code has compilers of its own. A wheel compiles only those headers of emulations that others include."""
-    trees = ("cpp/*.h", "cpp/*.cpp", "cuda/*.cpp", "hip/*.cpp", "hip/emulation/*.h")
+    trees = ("bindings", "cpp/*.h", "cpp/*.cpp", "cpu", "kernels", "cuda/*.cpp", "hip/*.cpp", "hip/emulation/*.h")
     others = (":!hip/emulation/*.cpp", ":!hip/emulation/isa")
     names = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", *trees, *others], capture_output=True, text=True, check=True

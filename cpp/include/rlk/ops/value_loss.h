@@ -54,7 +54,7 @@ enum ValueMetric : int {
   kValueMetricOutsideFraction,   // w is not v, as in slime
   kValueMetricValueMean,
   kValueMetricReturnMean,
-  // 1 - V_e / V_R, V of rlk/kernels/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales of
+  // 1 - V_e / V_R, V of kernels/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales of
   // e and R. It is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
   kValueMetricExplainedVariance,
   kValueMetrics,

@@ -1,0 +1,23 @@
+// Inner loops of covariance_mask, compiled once per instruction set.
+#include "covariance_mask_simd.h"
+
+#include "token_tile_simd.h"
+// Included after simd.h, which decides how the functions of math/ are compiled.
+#include "kernels/covariance_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+void sums(const CovarianceMaskParams& p, const TokenTile& tile, void* partial) {
+  run_tile<CovarianceSumTerms>(p, {}, tile, static_cast<TilePartial<8>*>(partial));
+}
+
+void covariances(const CovarianceMaskParams& p, float mean_advantage, float mean_logprob, const TokenTile& tile) {
+  run_tile<CovarianceTerms>(p, {mean_advantage, mean_logprob}, tile, nullptr);
+}
+
+}  // namespace
+
+const CovarianceMaskLanes covariance_mask_simd = {sums, covariances};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

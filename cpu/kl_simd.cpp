@@ -1,0 +1,17 @@
+// Inner loop of kl, compiled once per instruction set.
+#include "kl_simd.h"
+
+#include "token_tile_simd.h"
+// Included after simd.h, which decides how the functions of math/ are compiled.
+#include "kernels/kl_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+void terms(const KlParams& p, const TokenTile& tile) { run_tile<KlTokenTerms>(p, {}, tile, nullptr); }
+
+}  // namespace
+
+const KlLanes kl_simd = {terms};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

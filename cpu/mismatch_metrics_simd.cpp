@@ -1,0 +1,29 @@
+// Inner loops of mismatch_metrics, compiled once per instruction set.
+#include "mismatch_metrics_simd.h"
+
+#include "token_tile_simd.h"
+// Included after simd.h, which decides how the functions of math/ are compiled.
+#include "kernels/mismatch_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+template <int kGroup>
+void group(const MismatchMetricsParams& p, const TokenTile& tile, void* partial) {
+  run_tile<MismatchTerms<kGroup>>(p, {}, tile, static_cast<TilePartial<8>*>(partial));
+}
+
+void terms(const MismatchMetricsParams& p, const TokenTile& tile, void* differences, void* probabilities) {
+  group<kMismatchDifferences>(p, tile, differences);
+  group<kMismatchProbabilities>(p, tile, probabilities);
+}
+
+void moments(const MismatchMetricsParams& p, const MismatchPair& pair, const TokenTile& tile, void* partial) {
+  run_tile<CentralTerms<MismatchMoments>>(p, pair, tile, static_cast<TilePartial<8>*>(partial));
+}
+
+}  // namespace
+
+const MismatchMetricsLanes mismatch_metrics_simd = {terms, moments};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

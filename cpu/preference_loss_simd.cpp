@@ -1,0 +1,19 @@
+// The inner loop of preference_loss, one pair at a time, compiled once per instruction set to get hardware fma.
+#include "preference_loss_simd.h"
+
+#include "simd.h"
+// Included after simd.h, which decides how the functions of math/ are compiled.
+#include "kernels/preference_pair.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+void items(const PreferenceLossParams& p, std::int64_t begin, std::int64_t end) {
+  for (std::int64_t i = begin; i < end; ++i) preference_item<PlainMemory>(p, i);
+}
+
+}  // namespace
+
+const PreferenceLossLanes preference_loss_simd = {items};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

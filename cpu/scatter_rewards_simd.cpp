@@ -1,0 +1,20 @@
+// Inner loop of scatter_rewards, compiled once per instruction set.
+#include "scatter_rewards_simd.h"
+
+#include "token_tile_simd.h"
+// Included after simd.h, which decides how the functions of math/ are compiled.
+#include "kernels/reward_terms.h"
+
+namespace rlk::cpu::RLK_CPU_ISA {
+namespace {
+
+void terms(const ScatterRewardsParams& p, const TokenTile& tile, void* partial) {
+  run_tile<RewardTokenTerms>(p, RewardTokenTerms::factors(p, tile.sequence), tile,
+                             static_cast<TilePartial<8>*>(partial));
+}
+
+}  // namespace
+
+const ScatterRewardsLanes scatter_rewards_simd = {terms};
+
+}  // namespace rlk::cpu::RLK_CPU_ISA

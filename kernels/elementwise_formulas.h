@@ -1,0 +1,7 @@
+// The formulas of all elementwise operators. Files cpu/*_simd.cpp include this after simd.h, which decides how
+// math/ is compiled.
+#pragma once
+
+#define RLK_FORMULAS
+#include "rlk/elementwise.inc"
+#undef RLK_FORMULAS
