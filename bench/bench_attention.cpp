@@ -9,7 +9,7 @@
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/attention/kernels.h"
-#include "kernels/attention_span.h"
+#include "kernels/attention/span.h"
 
 namespace rlk::bench {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/covariance_terms.h"
+#include "kernels/losses/covariance_terms.h"
 
 namespace rlk::bench {
 namespace {

@@ -11,7 +11,7 @@
 #include "bench/command_line.h"
 #include "bench/gpu_timer.h"
 #include "cuda/elementwise/kernels.h"
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_formulas.h"
 
 namespace rlk::bench {
 namespace {

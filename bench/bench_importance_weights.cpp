@@ -7,7 +7,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/rejection_terms.h"
+#include "kernels/losses/rejection_terms.h"
 
 namespace rlk::bench {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/kl_check.h"
+#include "kernels/losses/kl_check.h"
 #include "rlk/math/ieee.h"
 
 namespace rlk::bench {

@@ -12,7 +12,7 @@
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
 #include "cuda/common/kernels.h"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "rlk/backends.h"
 #include "rlk/ops/logprob.h"
 

@@ -5,7 +5,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/optimal_baseline_scan.h"
+#include "kernels/advantages/optimal_baseline_scan.h"
 #include "rlk/ops/optimal_token_baseline.h"
 
 namespace rlk::bench {

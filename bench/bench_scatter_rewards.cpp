@@ -7,7 +7,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/reward_sequence.h"
+#include "kernels/advantages/reward_sequence.h"
 
 namespace rlk::bench {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "bench/token_bench.h"
 #include "cuda/common/kernels.h"
-#include "kernels/value_terms.h"
+#include "kernels/losses/value_terms.h"
 #include "rlk/math/ieee.h"
 
 namespace rlk::bench {

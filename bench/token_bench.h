@@ -11,7 +11,7 @@
 #include "bench/gpu_timer.h"
 #include "bench/normal_data.h"
 #include "cuda/common/launch.h"
-#include "cuda/common/token_plan.h"
+#include "cuda/tokens/plan.h"
 
 namespace rlk::bench {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/logprob.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "call.h"
-#include "kernels/attention_row.h"
-#include "kernels/attention_span.h"
+#include "kernels/attention/row.h"
+#include "kernels/attention/span.h"
 #include "rlk/ops/kv_cache_append.h"
 
 namespace rlk::bindings {

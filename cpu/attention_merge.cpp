@@ -5,9 +5,9 @@
 
 #include "attention_tiles.h"
 #include "float_environment.h"
-#include "kernels/attention_check.h"
-#include "kernels/attention_partials.h"
-#include "kernels/attention_sinks.h"
+#include "kernels/attention/check.h"
+#include "kernels/attention/partials.h"
+#include "kernels/attention/sinks.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/attention_row.h"
+#include "kernels/attention/row.h"
 #include "rlk/tokens.h"
 
 namespace rlk::cpu {
@@ -95,7 +95,7 @@ void check_attention_lists(const AttentionInput& p) {
 
 namespace {
 
-// A single thread in the role of the block that kernels/attention_tree.h requires.
+// A single thread in the role of the block that kernels/attention/tree.h requires.
 struct Alone {
   static int thread() { return 0; }
   static int threads() { return 1; }

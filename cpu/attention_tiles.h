@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "attention_simd.h"
-#include "kernels/attention_span.h"
+#include "kernels/attention/span.h"
 #include "rlk/math/mufu_model.h"
 
 namespace rlk::cpu {
@@ -81,7 +81,7 @@ class AttentionReader {
   const std::int64_t columns, value_columns;  // columns per row of q and k, and of v, out and dout
 };
 
-// The Machine that kernels/attention_sinks.h needs: a single thread, and sm_90's exponential.
+// The Gpu that kernels/attention/sinks.h needs: a single thread, and sm_90's exponential.
 struct Sm90Exp {
   static constexpr bool kHasHardwareExp = true;
   static float ex2(float x) { return mufu_ex2_sm90(x); }

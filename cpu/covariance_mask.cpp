@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "covariance_mask_simd.h"
-#include "kernels/covariance_terms.h"
+#include "kernels/losses/covariance_terms.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

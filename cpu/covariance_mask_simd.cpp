@@ -1,9 +1,9 @@
 // Inner loops of covariance_mask, compiled once per instruction set.
 #include "covariance_mask_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/covariance_terms.h"
+#include "kernels/losses/covariance_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

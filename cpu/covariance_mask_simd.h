@@ -6,7 +6,7 @@
 
 #include "lanes.h"
 #include "rlk/ops/covariance_mask.h"
-#include "token_tile.h"
+#include "tokens/tile.h"
 
 namespace rlk::cpu {
 

@@ -3,8 +3,8 @@
 
 #include "elementwise_simd.h"
 #include "float_environment.h"
-#include "kernels/elementwise_check.h"
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_check.h"
+#include "kernels/rows/elementwise_formulas.h"
 #include "note_isa.h"
 #include "rlk/backends.h"
 #include "rows.h"

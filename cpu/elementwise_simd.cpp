@@ -6,7 +6,7 @@
 // Included after simd.h, which decides how the functions of math/ and the formulas are compiled.
 #undef RLK_DEVICE
 #define RLK_DEVICE RLK_HD
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_formulas.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 

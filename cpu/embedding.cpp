@@ -8,8 +8,8 @@
 
 #include "embedding_simd.h"
 #include "float_environment.h"
-#include "kernels/embedding_check.h"
-#include "kernels/embedding_rows.h"
+#include "kernels/rows/embedding_check.h"
+#include "kernels/rows/embedding_rows.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
 #include "rlk/plan_note.h"

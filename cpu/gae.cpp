@@ -5,11 +5,11 @@
 
 #include "float_environment.h"
 #include "gae_simd.h"
-#include "kernels/gae_check.h"
+#include "kernels/advantages/gae_check.h"
 #include "rlk/backends.h"
 #include "rows.h"
 #include "thread_pool.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

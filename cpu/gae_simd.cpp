@@ -2,7 +2,7 @@
 #include "simd.h"
 // After simd.h, which decides how inline functions are compiled.
 #include "gae_simd.h"
-#include "kernels/gae_scan.h"
+#include "kernels/advantages/gae_scan.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/group_advantage_check.h"
-#include "kernels/group_advantage_row.h"
+#include "kernels/advantages/group_advantage_check.h"
+#include "kernels/advantages/group_advantage_row.h"
 #include "rlk/backends.h"
 #include "rows.h"
 #include "thread_pool.h"

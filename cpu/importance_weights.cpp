@@ -2,9 +2,9 @@
 #include "rlk/ops/importance_weights.h"
 
 #include "importance_weights_simd.h"
-#include "kernels/rejection_terms.h"
+#include "kernels/losses/rejection_terms.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // Inner loops of importance_weights, compiled once per instruction set.
 #include "importance_weights_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/rejection_terms.h"
+#include "kernels/losses/rejection_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -1,10 +1,10 @@
 // CPU backend of kl: tiles of rows are spread over threads.
 #include "rlk/ops/kl.h"
 
-#include "kernels/kl_check.h"
+#include "kernels/losses/kl_check.h"
 #include "kl_simd.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // Inner loop of kl, compiled once per instruction set.
 #include "kl_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/kl_terms.h"
+#include "kernels/losses/kl_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

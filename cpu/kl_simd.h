@@ -3,7 +3,7 @@
 
 #include "lanes.h"
 #include "rlk/ops/kl.h"
-#include "token_tile.h"
+#include "tokens/tile.h"
 
 namespace rlk::cpu {
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/cache_append.h"
+#include "kernels/attention/cache_append.h"
 #include "rlk/backends.h"
 #include "rlk/load_index.h"
 #include "rlk/plan_note.h"

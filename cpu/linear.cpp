@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/linear_check.h"
+#include "kernels/rows/linear_check.h"
 #include "linear_product.h"
 #include "linear_simd.h"
 #include "rlk/backends.h"

@@ -1,7 +1,7 @@
 // CPU backend of linear_logprob: removes rows that are not scored. linear and logprob do the rest.
 #include <cstring>
 
-#include "kernels/scored_rows.h"
+#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"
 

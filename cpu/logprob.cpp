@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/logprob_check.h"
+#include "kernels/vocabulary/logprob_check.h"
 #include "logprob_simd.h"
 #include "note_isa.h"
 #include "rlk/backends.h"

@@ -4,12 +4,12 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/masked_whiten_token.h"
+#include "kernels/advantages/masked_whiten_token.h"
 #include "masked_whiten_simd.h"
 #include "rlk/backends.h"
 #include "rows.h"
 #include "thread_pool.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 #include "tree_sum.h"
 
 namespace rlk::cpu {

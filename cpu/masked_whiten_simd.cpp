@@ -1,9 +1,9 @@
 // Inner loops of masked_whiten, compiled once per instruction set.
 #include "masked_whiten_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/masked_whiten_token.h"
+#include "kernels/advantages/masked_whiten_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -1,10 +1,10 @@
 // CPU backend of mismatch_metrics.
 #include "rlk/ops/mismatch_metrics.h"
 
-#include "kernels/mismatch_terms.h"
+#include "kernels/losses/mismatch_terms.h"
 #include "mismatch_metrics_simd.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // Inner loops of mismatch_metrics, compiled once per instruction set.
 #include "mismatch_metrics_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/mismatch_terms.h"
+#include "kernels/losses/mismatch_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

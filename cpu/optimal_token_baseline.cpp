@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/optimal_baseline_token.h"
+#include "kernels/advantages/optimal_baseline_token.h"
 #include "optimal_token_baseline_simd.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

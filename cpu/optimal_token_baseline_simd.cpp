@@ -1,9 +1,9 @@
 // Inner loops of optimal_token_baseline, compiled once per instruction set.
 #include "optimal_token_baseline_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/optimal_baseline_token.h"
+#include "kernels/advantages/optimal_baseline_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

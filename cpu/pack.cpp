@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "kernels/pack_check.h"
+#include "kernels/packing/pack_check.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"
 

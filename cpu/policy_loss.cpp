@@ -1,12 +1,12 @@
 // CPU backend of policy_loss.
 #include "rlk/ops/policy_loss.h"
 
-#include "kernels/policy_batch.h"
-#include "kernels/policy_check.h"
+#include "kernels/losses/policy_batch.h"
+#include "kernels/losses/policy_check.h"
 #include "note_isa.h"
 #include "policy_loss_simd.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

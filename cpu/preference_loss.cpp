@@ -6,8 +6,8 @@
 #include <numeric>
 
 #include "float_environment.h"
-#include "kernels/preference_loss_check.h"
-#include "kernels/preference_pair.h"
+#include "kernels/losses/preference_loss_check.h"
+#include "kernels/losses/preference_pair.h"
 #include "preference_loss_simd.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"

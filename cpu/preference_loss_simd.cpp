@@ -3,7 +3,7 @@
 
 #include "simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/preference_pair.h"
+#include "kernels/losses/preference_pair.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/random_words.h"
+#include "kernels/sample/random_words.h"
 #include "rlk/backends.h"
 #include "thread_pool.h"
 

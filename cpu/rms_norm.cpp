@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/rms_norm_check.h"
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_check.h"
+#include "kernels/rows/rms_norm_row.h"
 #include "note_isa.h"
 #include "rlk/backends.h"
 #include "rms_norm_simd.h"

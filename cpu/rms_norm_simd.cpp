@@ -6,7 +6,7 @@
 #include "simd_fold.h"
 #include "simd_memory.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/rope_check.h"
-#include "kernels/rope_rotate.h"
+#include "kernels/rows/rope_check.h"
+#include "kernels/rows/rope_rotate.h"
 #include "note_isa.h"
 #include "rlk/backends.h"
 #include "rope_simd.h"

@@ -4,7 +4,7 @@
 #include "simd_fold.h"
 #include "simd_memory.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/rope_rotate.h"
+#include "kernels/rows/rope_rotate.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "float_environment.h"
-#include "kernels/process_logits.h"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 #include "note_isa.h"
 #include "rlk/backends.h"
 #include "sample_simd.h"

@@ -5,13 +5,13 @@
 
 #include "simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/process_logits.h"
-#include "kernels/sample_kept.h"
-#include "kernels/sample_merge.h"
-#include "kernels/sample_round.h"
-#include "kernels/sample_shard.h"
-#include "kernels/sample_top.h"
-#include "kernels/sample_tree.h"
+#include "kernels/sample/kept.h"
+#include "kernels/sample/merge.h"
+#include "kernels/sample/process_logits.h"
+#include "kernels/sample/round.h"
+#include "kernels/sample/shard.h"
+#include "kernels/sample/top.h"
+#include "kernels/sample/tree.h"
 #include "rlk/math/half.h"
 #include "rlk/math/mufu_model.h"
 

@@ -1,11 +1,11 @@
 // CPU backend of scatter_rewards: it spreads tiles of tokens, then sequences, over threads.
 #include "rlk/ops/scatter_rewards.h"
 
-#include "kernels/reward_sequence.h"
+#include "kernels/advantages/reward_sequence.h"
 #include "rlk/backends.h"
 #include "scatter_rewards_simd.h"
 #include "span_check.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 
 namespace rlk::cpu {
 namespace {

@@ -1,9 +1,9 @@
 // Inner loop of scatter_rewards, compiled once per instruction set.
 #include "scatter_rewards_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/reward_terms.h"
+#include "kernels/advantages/reward_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

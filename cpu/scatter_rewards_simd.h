@@ -4,7 +4,7 @@
 
 #include "lanes.h"
 #include "rlk/ops/scatter_rewards.h"
-#include "token_tile.h"
+#include "tokens/tile.h"
 
 namespace rlk::cpu {
 

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "float_environment.h"
-#include "kernels/sequence_logprob_check.h"
+#include "kernels/packing/sequence_logprob_check.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
 #include "thread_pool.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/token_labels.h"
+#include "kernels/tokens/labels.h"
 #include "rlk/backends.h"
 #include "span_check.h"
 #include "thread_pool.h"

@@ -1,10 +1,10 @@
 // CPU backend of value_loss.
 #include "rlk/ops/value_loss.h"
 
-#include "kernels/value_check.h"
-#include "kernels/value_terms.h"
+#include "kernels/losses/value_check.h"
+#include "kernels/losses/value_terms.h"
 #include "rlk/backends.h"
-#include "token_passes.h"
+#include "tokens/passes.h"
 #include "value_loss_simd.h"
 
 namespace rlk::cpu {

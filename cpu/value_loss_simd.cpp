@@ -1,9 +1,9 @@
 // Inner loops of value_loss, compiled once per instruction set.
 #include "value_loss_simd.h"
 
-#include "token_tile_simd.h"
+#include "tokens/tile_simd.h"
 // Included after simd.h, which decides how the functions of math/ are compiled.
-#include "kernels/value_terms.h"
+#include "kernels/losses/value_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

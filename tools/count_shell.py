@@ -53,7 +53,9 @@ def is_dispatch(name: str, operators: set[str]) -> bool:
 
 def is_stub(name: str, lines: int) -> bool:
     short = lines < STUB_LINES and re.fullmatch(r"cuda/\w+/\w+\.cu", name)
-    return bool(short) or bool(re.fullmatch(r"cuda/(\w+/kernels|common/token_operators)\.(h|inc)", name))
+    return bool(short) or bool(
+        re.fullmatch(r"cuda/(\w+/kernels|common/token_operators|tokens/operators)\.(h|inc)", name)
+    )
 
 
 def described(text: str) -> int:

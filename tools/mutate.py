@@ -67,7 +67,8 @@ LAYERS = {
     "kernels": [
         "cpu/*.cpp",
         "cpu/*.h",
-        "kernels/*.h",
+        "cpu/tokens/*.h",
+        "kernels/*/*.h",
         "cpp/include/rlk/elementwise/*.h",
         "cpp/include/rlk/math/*.h",
     ],

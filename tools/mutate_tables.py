@@ -131,11 +131,11 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         'without require_given(policy_chosen, "policy_chosen")',
     ): "policy_chosen of None: the leading array, which the Python layer and torch's schema refuse before",
     (
-        "kernels/token_terms.h",
+        "kernels/tokens/terms.h",
         "static RLK_HD float upper_sum(int, std::uint32_t) { return 1.0f; }",
     ): "the last four sums of terms that have fewer; no result reads them",
     (
-        "kernels/sample_shard.h",
+        "kernels/sample/shard.h",
         "*state_ = {kLastRank, 0, -1, 0.0f, 1.0f, 0, want.status, 0, 0};",
     ): "q counts beside a least mass alone, and the round that sets one sets q",
     (

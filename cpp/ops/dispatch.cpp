@@ -2,8 +2,8 @@
 // build lacks the device's backend, the call is an error; no other path is taken.
 #include <type_traits>
 
-#include "kernels/attention_span.h"
-#include "kernels/sample_check.h"
+#include "kernels/attention/span.h"
+#include "kernels/sample/check.h"
 #include "rlk/backends.h"
 #include "rlk/build.h"
 #include "rlk/ops/linear.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/row_pitch.h"
+#include "kernels/rows/row_pitch.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {

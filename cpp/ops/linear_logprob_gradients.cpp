@@ -6,7 +6,7 @@
 
 #include "cpp/ops/linear_logprob_chunks.h"
 #include "cpp/ops/linear_logprob_rows.h"
-#include "kernels/lora_rows.h"
+#include "kernels/rows/lora_rows.h"
 #include "rlk/build.h"
 #if RLK_WITH_CUDA
 #include "cuda/linear_logprob/linear_logprob.h"

@@ -1,7 +1,7 @@
 #include "cpp/ops/linear_logprob_rows.h"
 
-#include "kernels/lora_rows.h"
-#include "kernels/scored_rows.h"
+#include "kernels/rows/lora_rows.h"
+#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/backends.h"
 
 namespace rlk {

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cpp/ops/workspace.h"
-#include "kernels/scored_groups.h"
+#include "kernels/vocabulary/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk {

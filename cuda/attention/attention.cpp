@@ -5,7 +5,7 @@
 #include <initializer_list>
 
 #include "kernels.h"
-#include "kernels/attention_check.h"
+#include "kernels/attention/check.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

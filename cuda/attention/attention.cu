@@ -2,9 +2,9 @@
 #include "forward.cuh"
 #if RLK_CUDA_SM90
 #include "forward_sm90.cuh"
-#include "split_clusters_sm90.cuh"
-#include "split_groups_sm90.cuh"
-#include "split_pairs_sm90.cuh"
+#include "splits/clusters_sm90.cuh"
+#include "splits/groups_sm90.cuh"
+#include "splits/pairs_sm90.cuh"
 #endif
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

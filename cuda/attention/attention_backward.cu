@@ -1,7 +1,7 @@
 // attention's backward on CUDA, compiled once per architecture.
-#include "backward.cuh"
+#include "gradients/plain.cuh"
 #if RLK_CUDA_SM90
-#include "backward_sm90.cuh"
+#include "gradients/wgmma_sm90.cuh"
 #endif
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

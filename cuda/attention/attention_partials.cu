@@ -2,7 +2,7 @@
 // computes 16 rows of one split, as for few queries. It stores its results in the public layout. For float32 a tile has
 // 16 rows.
 #include "forward.cuh"
-#include "kernels/attention_merge.h"
+#include "kernels/attention/merge.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kAttentionThreads, 1)
     attention_partial_tiles_kernel(const __grid_constant__ AttentionPartialsParams p,
                                    const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(16) unsigned char memory[];
-  AttentionForward<Machine, T, Tile, AttentionPartialsParams> forward(p, g, memory);
+  AttentionForward<AttentionGpu, T, Tile, AttentionPartialsParams> forward(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {
@@ -44,7 +44,7 @@ template <class T>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_fold_kernel(const __grid_constant__ AttentionMergeParams p, std::int64_t threads) {
   const std::int64_t index = blockIdx.x * std::int64_t{kAttentionThreads} + threadIdx.x;
-  if (index < threads) AttentionMergeRow<Machine, T>(p, index).run();
+  if (index < threads) AttentionMergeRow<AttentionGpu, T>(p, index).run();
 }
 
 unsigned blocks_of(std::int64_t threads) {

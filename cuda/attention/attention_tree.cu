@@ -1,10 +1,10 @@
 // attention over trees on CUDA, compiled once per architecture: mma.sync, and tiles for float32. Each key is found by
 // its number along the path. One block of threads makes the table of paths before the other kernels run.
-#include "backward.cuh"
 #include "forward.cuh"
+#include "gradients/plain.cuh"
 #if RLK_CUDA_SM90
-#include "backward_sm90.cuh"
 #include "forward_sm90.cuh"
+#include "gradients/wgmma_sm90.cuh"
 #endif
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
@@ -15,7 +15,7 @@ constexpr int kPathThreads = 1024;  // one block: each of its few passes over th
 
 __global__ void __launch_bounds__(kPathThreads)
     attention_paths_kernel(const __grid_constant__ AttentionInput p, std::uint32_t* table) {
-  make_attention_paths<Machine>(p, table);
+  make_attention_paths<AttentionGpu>(p, table);
 }
 
 template <class Params>

@@ -1,5 +1,5 @@
 // attention's backward by wgmma on heads of more than 128 columns, for SM90.
-#include "backward_sm90.cuh"
+#include "gradients/wgmma_sm90.cuh"
 
 namespace rlk::cuda::sm90 {
 

@@ -1,11 +1,11 @@
 // attention's forward kernels of float32 with their launch, and the choice of kernels for other dtypes.
-// kernels/attention_forward.h has the body of the float32 kernels.
+// kernels/attention/forward.h has the body of the float32 kernels.
 #pragma once
 
 #include "forward_mma.cuh"
-#include "kernels/attention_forward.h"
-#include "machine.cuh"
-#include "split_mma.cuh"
+#include "gpu.cuh"
+#include "kernels/attention/forward.h"
+#include "splits/mma.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -14,7 +14,7 @@ template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)
     attention_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
-  AttentionForward<Machine, T, Tile, Params> forward(p, g, memory);
+  AttentionForward<AttentionGpu, T, Tile, Params> forward(p, g, memory);
 #pragma unroll 1
   for (std::int64_t begin = AttentionPlace(p, g, blockIdx.x, Tile::kRows).first;
        begin < AttentionPlace(p, g, blockIdx.x, Tile::kRows).last;) {

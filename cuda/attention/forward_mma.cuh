@@ -8,9 +8,9 @@
 #include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/mma_sm80.cuh"
-#include "kernels/attention_row.h"
-#include "kernels/attention_sinks.h"
-#include "machine.cuh"
+#include "gpu.cuh"
+#include "kernels/attention/row.h"
+#include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -52,8 +52,8 @@ __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* he
   if (exists && vectors) {
     copy_async_16(to, head + offset + chunk * 8);
   } else {
-    const auto x = exists ? Machine::load_vec8<T>(head + offset + chunk * 8, false)
-                          : Machine::fill_vec8<T>(kIsKey && offset == kNoPage && chunk * 8 < dim);
+    const auto x = exists ? AttentionGpu::load_vec8<T>(head + offset + chunk * 8, false)
+                          : AttentionGpu::fill_vec8<T>(kIsKey && offset == kNoPage && chunk * 8 < dim);
     store_shared_16(to, x.v[0].v);
   }
 }
@@ -239,8 +239,8 @@ class MmaForward {
         copy_async_commit();
       }
       std::uint32_t weights[Tile::kScores][2];
-      Machine::kHasHardwareExp&& p_.exp == Exp::kHardware ? probabilities<Exp::kHardware>(s, weights)
-                                                          : probabilities<Exp::kPortable>(s, weights);
+      AttentionGpu::kHasHardwareExp&& p_.exp == Exp::kHardware ? probabilities<Exp::kHardware>(s, weights)
+                                                               : probabilities<Exp::kPortable>(s, weights);
       copy_async_wait<1>();
       __syncthreads();  // V has arrived
       accumulate(weights);
@@ -302,8 +302,8 @@ class MmaForward {
 #pragma unroll
       for (int tile = 0; tile < Tile::kScores; ++tile)
         most = max_nan(max_nan(most, s[tile][2 * r]), s[tile][2 * r + 1]);
-      most = max_nan(most, Machine::shuffle_xor(most, 1));
-      most = max_nan(most, Machine::shuffle_xor(most, 2));
+      most = max_nan(most, AttentionGpu::shuffle_xor(most, 1));
+      most = max_nan(most, AttentionGpu::shuffle_xor(most, 2));
       factor[r] = reference_[r].raise(c(), most);
     }
     if (__all_sync(0xffffffffu, factor[0] == 1.0f && factor[1] == 1.0f)) return;
@@ -368,8 +368,8 @@ class MmaForward {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float l = add_rn(chains_[r][0], chains_[r][1]);
-      l = add_rn(l, Machine::shuffle_xor(l, 1));
-      l = add_rn(l, Machine::shuffle_xor(l, 2));
+      l = add_rn(l, AttentionGpu::shuffle_xor(l, 1));
+      l = add_rn(l, AttentionGpu::shuffle_xor(l, 2));
       const AttentionMerge merge(m_[r], reference_[r].m);
       before[r] = merge.factor;
       of_split[r] = merge.factor_of_split;
@@ -397,7 +397,7 @@ class MmaForward {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t head = kv_head_ * g_.group + (begin + row_of_thread(r)) % g_.group;
-      const AttentionMerge merge = attention_sink<Machine>(p_, head).into(&m_[r], &l_[r]);
+      const AttentionMerge merge = attention_sink<AttentionGpu>(p_, head).into(&m_[r], &l_[r]);
 #pragma unroll 4
       for (int tile = 0; tile < Tile::kSums; ++tile) {
         float2* sums = reinterpret_cast<float2*>(total() + tile * Tile::kThreads) + r;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "../common/launch.h"
-#include "kernels/attention_tile.h"
+#include "kernels/attention/tile.h"
 
 namespace rlk::cuda {
 

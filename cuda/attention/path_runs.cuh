@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_span.h"
+#include "kernels/attention/span.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

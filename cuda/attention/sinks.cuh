@@ -2,8 +2,8 @@
 // group of 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
 #pragma once
 
-#include "kernels/attention_sinks.h"
-#include "machine.cuh"
+#include "gpu.cuh"
+#include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -11,7 +11,7 @@ namespace {  // one copy per architecture
 __global__ void __launch_bounds__(kSinkGroups)
     attention_sinks_kernel(const __grid_constant__ AttentionBackwardParams p, const float* delta, std::int64_t rows) {
   __shared__ float sums[kSinkGroups];
-  attention_sink_gradient<Machine>(p, delta, rows, blockIdx.x, sums);
+  attention_sink_gradient<AttentionGpu>(p, delta, rows, blockIdx.x, sums);
 }
 
 // `delta`: one value for each row, in the layout of lse.

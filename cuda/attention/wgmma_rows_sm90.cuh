@@ -3,9 +3,9 @@
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
-#include "kernels/attention_row.h"
-#include "kernels/attention_sinks.h"
-#include "machine.cuh"
+#include "gpu.cuh"
+#include "kernels/attention/row.h"
+#include "kernels/attention/sinks.h"
 #include "quad_rows.cuh"
 #include "wgmma_work_sm90.cuh"
 
@@ -294,8 +294,8 @@ class WgmmaRows {
       }
     }
     float top = max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
-    top = max_nan(top, Machine::shuffle_xor(top, 1));
-    return max_nan(top, Machine::shuffle_xor(top, 2));
+    top = max_nan(top, AttentionGpu::shuffle_xor(top, 1));
+    return max_nan(top, AttentionGpu::shuffle_xor(top, 2));
   }
   // Updates a row's reference (rule 4) by this block's largest score: m_ is the new reference, before_ the previous
   // one.
@@ -390,8 +390,8 @@ class WgmmaRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float l = add_rn(l_[r][0], l_[r][1]);
-      l = add_rn(l, Machine::shuffle_xor(l, 1));
-      l = add_rn(l, Machine::shuffle_xor(l, 2));
+      l = add_rn(l, AttentionGpu::shuffle_xor(l, 1));
+      l = add_rn(l, AttentionGpu::shuffle_xor(l, 2));
       load_total(r);
       const float of_split = m_[r] >= kStatsRange ? canonical_nan() : m_[r], m = max_nan(m_total_[r], of_split);
       of_total_[r] = factor_of(m_total_[r], m);
@@ -414,7 +414,7 @@ class WgmmaRows {
   }
   // Totals that do not fit into shared memory. The address is computed again at each use.
   __device__ __forceinline__ float4* outer_totals() const {
-    return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * 256) + (Machine::thread() - 128);
+    return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * 256) + (AttentionGpu::thread() - 128);
   }
   __device__ __forceinline__ float4 outer_total(const float4* totals, int j) const {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -483,7 +483,7 @@ class WgmmaRows {
   // Merges the head's sink into m and l of the rows. factor: the factors of their sums. used: 0 where a row has nothing
   // but the sink. A product equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
   __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
-    const AttentionSink sink = attention_sink<Machine>(p_, work.head);
+    const AttentionSink sink = attention_sink<AttentionGpu>(p_, work.head);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const AttentionMerge merge = sink.into(&m_total_[r], &l_total_[r]);

@@ -6,7 +6,7 @@
 #include "../common/mbarrier_sm90.cuh"
 #include "../common/mma_sm80.cuh"
 #include "../common/tma_sm90.cuh"
-#include "machine.cuh"
+#include "gpu.cuh"
 #include "path_runs.cuh"
 
 namespace rlk::cuda {
@@ -258,7 +258,7 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
     for (int i = lane; i < kBoxes * pages.box * 8; i += 32) {  // 16 bytes each
       const int in_box = i % (pages.box * 8);
       store_shared_16(to + i / (pages.box * 8) * Tile::kBoxBytes + first * 128 + in_box * 16,
-                      Machine::fill_vec8<T>(kIsKey).v[0].v);
+                      AttentionGpu::fill_vec8<T>(kIsKey).v[0].v);
     }
     fence_for_tma();
   }
@@ -308,8 +308,8 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
       const int row = i / kChunks, chunk = i % kChunks;
       const std::int32_t from = __shfl_sync(~0u, token, row);
       if (from == kNoPart) continue;
-      const auto x = from < 0 ? Machine::fill_vec8<T>(kIsKey)
-                              : Machine::load_vec8<T>(head + from * a.token_stride + chunk * 8, true);
+      const auto x = from < 0 ? AttentionGpu::fill_vec8<T>(kIsKey)
+                              : AttentionGpu::load_vec8<T>(head + from * a.token_stride + chunk * 8, true);
       store_shared_16(to + chunk / 8 * Tile::kBoxBytes + (first + row) * 128 + ((chunk ^ row) & 7) * 16, x.v[0].v);
     }
     fence_for_tma();

@@ -1,9 +1,9 @@
-// Host entry points of the kernels of kernels.inc and token_operators.inc, one per architecture. The .cpp of each operator
-// checks their arguments.
+// Host entry points of the kernels of kernels.inc and cuda/tokens/operators.inc, one per architecture. Each operator's
+// .cpp checks their arguments.
 #pragma once
 
+#include "../tokens/plan.h"
 #include "launch.h"
-#include "token_plan.h"
 
 namespace rlk {
 struct GroupGrid;
@@ -18,7 +18,7 @@ struct PackGrid;
   RLK_CUDA_KERNELS(void function(const Params& p __VA_OPT__(, ) __VA_ARGS__, cudaStream_t stream);) \
   }
 #define RLK_TOKEN_OPERATOR(op, function, Params, Batch) RLK_KERNEL(function, Params, const TokenPlan& plan)
+#include "../tokens/operators.inc"
 #include "kernels.inc"
-#include "token_operators.inc"
 #undef RLK_TOKEN_OPERATOR
 #undef RLK_KERNEL

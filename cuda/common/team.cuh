@@ -1,4 +1,4 @@
-// Warps and blocks of warps as the teams of kernels/team_sum.h.
+// Warps and blocks of warps as the teams of kernels/tokens/team_sum.h.
 #pragma once
 
 namespace rlk::cuda {

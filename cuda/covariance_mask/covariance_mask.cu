@@ -3,8 +3,8 @@
 // old log-probabilities are read twice. The output holds the candidates: it is written three times, and read once for
 // each digit and twice more.
 #include "../common/kernels.h"
-#include "../common/token_passes.cuh"
-#include "kernels/covariance_select.h"
+#include "../tokens/passes.cuh"
+#include "kernels/losses/covariance_select.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

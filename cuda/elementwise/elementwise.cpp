@@ -1,7 +1,7 @@
 // CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the build for the architecture.
 #include "kernels.h"
-#include "kernels/elementwise_check.h"
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_check.h"
+#include "kernels/rows/elementwise_formulas.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

@@ -7,8 +7,8 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
-#include "kernels/elementwise_formulas.h"
-#include "kernels/row_split.h"
+#include "kernels/rows/elementwise_formulas.h"
+#include "kernels/rows/row_split.h"
 
 namespace rlk {
 namespace cuda {

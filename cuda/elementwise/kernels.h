@@ -4,7 +4,7 @@
 
 #include "../common/alignment.h"
 #include "../common/launch.h"
-#include "kernels/elementwise.h"
+#include "kernels/rows/elementwise.h"
 
 namespace rlk::cuda {
 

@@ -3,7 +3,7 @@
 
 #include "../common/alignment.h"
 #include "kernels.h"
-#include "kernels/embedding_check.h"
+#include "kernels/rows/embedding_check.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

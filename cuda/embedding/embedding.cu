@@ -9,7 +9,7 @@
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
-#include "kernels/embedding_copy.h"
+#include "kernels/rows/embedding_copy.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "kernels/embedding_rows.h"
+#include "kernels/rows/embedding_rows.h"
 
 namespace rlk::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "../common/kernels.h"
 #include "../common/sequence_warps.h"
-#include "kernels/gae_check.h"
+#include "kernels/advantages/gae_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -9,8 +9,8 @@
 #include <limits>
 
 #include "../common/kernels.h"
-#include "../common/tokens.cuh"
-#include "kernels/gae_scan.h"
+#include "../tokens/vec4_access.cuh"
+#include "kernels/advantages/gae_scan.h"
 #include "rlk/ops/gae.h"
 
 namespace rlk::cuda {

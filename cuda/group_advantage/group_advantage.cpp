@@ -2,7 +2,7 @@
 #include "rlk/ops/group_advantage.h"
 
 #include "../common/kernels.h"
-#include "kernels/group_advantage_team.h"
+#include "kernels/advantages/group_advantage_team.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

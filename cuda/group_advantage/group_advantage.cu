@@ -1,9 +1,9 @@
 // group_advantage: each warp computes one group. One block computes the statistics of the batch if the call needs them.
-// Groups by ids first sort the sequences by id (kernels/merge_order.h). Bound by launches and latency: a batch has
-// some thousand rewards. All architectures share this source; each has its own machine code.
+// Groups by ids first sort the sequences by id (kernels/advantages/merge_order.h). Bound by launches and latency: a
+// batch has some thousand rewards. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels/group_advantage_team.h"
+#include "kernels/advantages/group_advantage_team.h"
 #include "rlk/ops/group_advantage.h"
 
 namespace rlk::cuda {

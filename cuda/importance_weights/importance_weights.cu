@@ -2,8 +2,8 @@
 // Bound by HBM. It reads log-probabilities and mask once, or twice if a sequence decides, and writes weights and kept
 // once. normalize reads and writes weights once more.
 #include "../common/kernels.h"
-#include "../common/token_passes.cuh"
-#include "kernels/importance_kernels.h"
+#include "../tokens/passes.cuh"
+#include "kernels/losses/importance_kernels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,7 +2,7 @@
 #include "rlk/ops/kl.h"
 
 #include "../common/kernels.h"
-#include "kernels/kl_check.h"
+#include "kernels/losses/kl_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

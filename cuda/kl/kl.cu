@@ -1,8 +1,8 @@
 // kl: a pass over tokens without sums. All architectures share this source; each has its own machine code. Bound by
 // HBM: each array is read or written once.
 #include "../common/kernels.h"
-#include "../common/token_gpu.cuh"
-#include "kernels/kl_terms.h"
+#include "../tokens/gpu.cuh"
+#include "kernels/losses/kl_terms.h"
 #include "rlk/ops/kl.h"
 
 namespace rlk::cuda {

@@ -2,7 +2,7 @@
 #include "rlk/ops/kv_cache_append.h"
 
 #include "../common/kernels.h"
-#include "kernels/cache_append.h"
+#include "kernels/attention/cache_append.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

@@ -1,10 +1,10 @@
 // kv_cache_append: several lanes of a block move a token, by vectors of 16 bytes or by elements. Bound by HBM: k and v
-// are read and written once. kernels/cache_append.h has the copies of one thread, shared with HIP. All
+// are read and written once. kernels/attention/cache_append.h has the copies of one thread, shared with HIP. All
 // architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
-#include "kernels/byte_copy.h"  // Vector16
-#include "kernels/cache_append.h"
-#include "rlk/tokens.h"  // PlainMemory
+#include "kernels/attention/cache_append.h"
+#include "kernels/packing/byte_copy.h"  // Vector16
+#include "rlk/tokens.h"                 // PlainMemory
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,7 +2,7 @@
 // of 16 bytes; it loads each as two aligned vectors and shifts them. Bound by HBM.
 #include "../common/dependent_launch.cuh"
 #include "gemm_copies.h"
-#include "kernels/row_split.h"
+#include "kernels/rows/row_split.h"
 #include "row_vectors.cuh"
 
 namespace rlk::cuda {

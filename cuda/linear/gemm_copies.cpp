@@ -5,7 +5,7 @@
 
 #include "../common/alignment.h"
 #include "gemm_sm90.h"
-#include "kernels/row_pitch.h"
+#include "kernels/rows/row_pitch.h"
 
 namespace rlk::cuda {
 namespace {

@@ -10,7 +10,7 @@
 #include "gemm_sm90.cuh"
 #include "gemm_sm90.h"
 #include "gemm_small_m_sm90.cuh"
-#include "kernels/row_pitch.h"
+#include "kernels/rows/row_pitch.h"
 
 namespace rlk::cuda {
 

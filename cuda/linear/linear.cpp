@@ -6,7 +6,7 @@
 #include "gemm.h"
 #include "gemm_copies.h"
 #include "gemm_sm90.h"
-#include "kernels/linear_check.h"
+#include "kernels/rows/linear_check.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 #include "sums.h"

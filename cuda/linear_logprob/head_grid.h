@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/scored_groups.h"
+#include "kernels/vocabulary/scored_groups.h"
 #include "rlk/ops/logprob.h"
 
 namespace rlk::cuda {

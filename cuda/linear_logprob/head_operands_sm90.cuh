@@ -6,8 +6,8 @@
 
 #include "../common/tensor_map.h"
 #include "../common/tile_ring_sm90.cuh"
-#include "kernels/row_pitch.h"
-#include "kernels/scored_groups.h"
+#include "kernels/rows/row_pitch.h"
+#include "kernels/vocabulary/scored_groups.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/scored_groups.h"
+#include "kernels/vocabulary/scored_groups.h"
 #include "pair_grid.h"
 #include "rlk/ops/linear_logprob.h"
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "kernels/scored_groups.h"
-#include "kernels/scored_rows.h"
+#include "kernels/vocabulary/scored_groups.h"
+#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {

@@ -7,7 +7,7 @@
 #include "../common/launch.h"
 #include "head_plan.h"
 #include "kernels.h"
-#include "kernels/lora_rows.h"
+#include "kernels/rows/lora_rows.h"
 #include "rlk/backends.h"
 #include "rlk/ops/linear.h"
 #include "rlk/plan_note.h"

@@ -1,8 +1,8 @@
 // CUDA functions of linear_logprob, besides those of linear and logprob.
 #pragma once
 
-#include "kernels/scored_groups.h"
-#include "kernels/scored_rows.h"
+#include "kernels/vocabulary/scored_groups.h"
+#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {

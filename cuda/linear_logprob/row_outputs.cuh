@@ -3,7 +3,7 @@
 
 #include "../logprob/leaf_group.cuh"
 #include "head_grid.h"
-#include "kernels/logprob_row.h"
+#include "kernels/vocabulary/logprob_row.h"
 #include "rlk/ops/linear_logprob.h"
 #include "tree_nodes.cuh"
 

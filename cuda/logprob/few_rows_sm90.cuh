@@ -9,7 +9,7 @@
 #include "../common/kernel_memory.h"
 #include "../common/kernels.h"
 #include "../common/mbarrier_sm90.cuh"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "stream.cuh"
 
 namespace rlk::cuda {

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
-#include "kernels/logprob_groups.h"
-#include "kernels/logprob_row.h"
+#include "kernels/vocabulary/logprob_groups.h"
+#include "kernels/vocabulary/logprob_row.h"
 #include "leaf.cuh"
 
 namespace rlk::cuda {

@@ -2,8 +2,8 @@
 #include "rlk/ops/logprob.h"
 
 #include "../common/kernels.h"
-#include "kernels/logprob_check.h"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_check.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 #include "workspace.h"

@@ -1,7 +1,7 @@
 // logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, on sm_90 clusters for few rows, and the
 // merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). Numbers: README.md.
 #include "../common/kernels.h"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "stream.cuh"
 #if RLK_CUDA_SM90
 #include "few_rows_sm90.cuh"

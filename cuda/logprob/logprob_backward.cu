@@ -10,7 +10,7 @@
 
 #include "../common/element.cuh"
 #include "../common/kernels.h"
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 #include "probability.cuh"
 
 namespace rlk::cuda {

@@ -1,11 +1,11 @@
-// Label smoothing of logprob: each block sums the z of one row (kernels/logprob_smoothing.h). Bound by HBM: each
-// logit is read once (vocab_size * sizeof(T) bytes per row). All architectures share this source; each has its own
+// Label smoothing of logprob: each block sums the z of one row (kernels/vocabulary/logprob_smoothing.h). Bound by HBM:
+// each logit is read once (vocab_size * sizeof(T) bytes per row). All architectures share this source; each has its own
 // machine code.
 #include "../common/element.cuh"
 #include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels/logprob_groups.h"
-#include "kernels/logprob_smoothing.h"
+#include "kernels/vocabulary/logprob_groups.h"
+#include "kernels/vocabulary/logprob_smoothing.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

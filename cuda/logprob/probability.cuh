@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "../common/element.cuh"
-#include "kernels/logprob_gradient.h"
+#include "kernels/vocabulary/logprob_gradient.h"
 
 namespace rlk::cuda {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "kernels/logprob_groups.h"
+#include "kernels/vocabulary/logprob_groups.h"
 
 namespace rlk::cuda {
 

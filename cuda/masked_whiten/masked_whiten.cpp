@@ -4,7 +4,7 @@
 
 #include "../common/kernels.h"
 #include "../common/sequence_warps.h"
-#include "kernels/masked_whiten_token.h"
+#include "kernels/advantages/masked_whiten_token.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -5,10 +5,10 @@
 // the chunks. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "../common/tokens.cuh"
-#include "kernels/masked_whiten_token.h"
-#include "kernels/team_sum.h"
-#include "kernels/token_slots.h"
+#include "../tokens/vec4_access.cuh"
+#include "kernels/advantages/masked_whiten_token.h"
+#include "kernels/tokens/slots.h"
+#include "kernels/tokens/team_sum.h"
 #include "rlk/ops/masked_whiten.h"
 
 namespace rlk::cuda {

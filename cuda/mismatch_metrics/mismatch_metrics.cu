@@ -1,8 +1,8 @@
 // mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: a token has nine
 // bytes and five exponentials.
 #include "../common/kernels.h"
-#include "../common/token_passes.cuh"
-#include "kernels/mismatch_terms.h"
+#include "../tokens/passes.cuh"
+#include "kernels/losses/mismatch_terms.h"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 void mismatch_metrics(const MismatchMetricsParams& p, const TokenPlan& plan, cudaStream_t stream) {

@@ -3,8 +3,8 @@
 // returns leave L2 between the two reads of them. With few sequences it is bound by the scans' barriers.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
-#include "../common/token_gpu.cuh"
-#include "kernels/optimal_baseline_scan.h"
+#include "../tokens/gpu.cuh"
+#include "kernels/advantages/optimal_baseline_scan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

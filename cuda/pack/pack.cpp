@@ -2,9 +2,9 @@
 #include "rlk/ops/pack.h"
 
 #include "../common/kernels.h"
-#include "kernels/pack_check.h"
-#include "kernels/pack_copy.h"
-#include "kernels/pack_scan.h"
+#include "kernels/packing/pack_check.h"
+#include "kernels/packing/pack_copy.h"
+#include "kernels/packing/pack_scan.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

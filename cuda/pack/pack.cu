@@ -1,5 +1,5 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/pack_copy.h, shared with
-// HIP, has the copy and its distribution over threads. kernels/pack_scan.h has the prefix sum.
+// pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/packing/pack_copy.h, shared
+// with HIP, has the copy and its distribution over threads. kernels/packing/pack_scan.h has the prefix sum.
 //
 // pack_kernel: up to eight arrays in one launch.
 // pack_positions_kernel: each block counts one row of the mask, 1,024 tokens at a time by ballots, and stores the row's
@@ -8,8 +8,8 @@
 // All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
-#include "kernels/pack_copy.h"
-#include "kernels/pack_scan.h"
+#include "kernels/packing/pack_copy.h"
+#include "kernels/packing/pack_scan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,9 +1,9 @@
-// Parts of policy_loss besides its line in ../common/token_operators.inc: its plan, and the product with gradients.
+// Parts of policy_loss besides its line in ../tokens/operators.inc: its plan, and the product with gradients.
 #pragma once
 
 #include "../common/kernels.h"
-#include "kernels/policy_batch.h"
-#include "kernels/policy_plain.h"
+#include "kernels/losses/policy_batch.h"
+#include "kernels/losses/policy_plain.h"
 
 namespace rlk::cuda {
 

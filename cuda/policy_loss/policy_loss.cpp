@@ -1,8 +1,8 @@
-// CUDA backend of policy_loss, besides its line in ../common/token_operators.inc: the product with gradients.
+// CUDA backend of policy_loss, besides its line in ../tokens/operators.inc: the product with gradients.
 #include "rlk/ops/policy_loss.h"
 
 #include "kernels.h"
-#include "kernels/policy_check.h"
+#include "kernels/losses/policy_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -1,10 +1,10 @@
 // policy_loss: its forms of the terms of tokens. All other kernels are shared by passes over tokens. Bound by HBM: the
 // arrays of tokens are read once (twice if the ratio belongs to a sequence), the gradients written once.
-#include "../common/plain_tokens.cuh"
-#include "../common/token_passes.cuh"
+#include "../tokens/passes.cuh"
+#include "../tokens/plain.cuh"
 #include "kernels.h"
-#include "kernels/policy_kernels.h"
-#include "kernels/policy_plain.h"
+#include "kernels/losses/policy_kernels.h"
+#include "kernels/losses/policy_plain.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

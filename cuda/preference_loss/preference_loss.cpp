@@ -2,8 +2,8 @@
 #include "rlk/ops/preference_loss.h"
 
 #include "../common/kernels.h"
-#include "kernels/preference_loss_check.h"
-#include "kernels/preference_pair.h"
+#include "kernels/losses/preference_loss_check.h"
+#include "kernels/losses/preference_pair.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -1,14 +1,13 @@
 // preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The header
-// kernels/preference_pair.h, shared with the CPU and HIP, has the formulas.
+// kernels/losses/preference_pair.h, shared with the CPU and HIP, has the formulas.
 //
-// preference_pairs_kernel: each thread computes one pair. For sorted losses kernels/merge_order.h first sorts their
-// keys.
-// preference_metrics_kernel runs after it: each block computes one metric. All architectures share this source; each
-// has its own machine code.
+// preference_pairs_kernel: each thread computes one pair. For sorted losses kernels/advantages/merge_order.h first
+// sorts their keys. preference_metrics_kernel runs after it: each block computes one metric. All architectures share
+// this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
-#include "kernels/preference_pair.h"
-#include "kernels/team_sum.h"
+#include "kernels/losses/preference_pair.h"
+#include "kernels/tokens/team_sum.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

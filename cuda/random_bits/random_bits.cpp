@@ -2,7 +2,7 @@
 #include "rlk/ops/random_bits.h"
 
 #include "../common/kernels.h"
-#include "kernels/random_words.h"
+#include "kernels/sample/random_words.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

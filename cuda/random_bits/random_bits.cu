@@ -2,7 +2,7 @@
 // neighbouring blocks. Bound by the stores: 8 bytes per word. All architectures share this source; each has its own
 // machine code.
 #include "../common/kernels.h"
-#include "kernels/random_words.h"
+#include "kernels/sample/random_words.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

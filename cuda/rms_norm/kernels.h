@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cuda {
 

@@ -3,7 +3,7 @@
 
 #include "../common/alignment.h"
 #include "kernels.h"
-#include "kernels/rms_norm_check.h"
+#include "kernels/rows/rms_norm_check.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

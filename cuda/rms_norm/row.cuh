@@ -5,7 +5,7 @@
 
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

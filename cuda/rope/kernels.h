@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "../common/launch.h"
-#include "kernels/rope_rotate.h"
-#include "kernels/rope_vec8s.h"
+#include "kernels/rows/rope_rotate.h"
+#include "kernels/rows/rope_vec8s.h"
 
 namespace rlk::cuda {
 

@@ -1,13 +1,13 @@
 // The cut of rows by masses alone: top_p without top_k. Each block processes one row. Before the scan of masses, a
 // sample of the row's columns brackets the last kept column. After that scan, the exact masses of the listed columns
-// decide the cut. A row whose bracket fails takes the selection of kernels/sample_select.h.
+// decide the cut. A row whose bracket fails takes the selection of kernels/sample/select.h.
 #pragma once
 
 #include <cfloat>
 #include <cstddef>
 
 #include "kept_list.cuh"
-#include "kernels/sample_select.h"
+#include "kernels/sample/select.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

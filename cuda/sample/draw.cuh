@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
-#include "kernels/sample_tree.h"
+#include "kernels/sample/tree.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -1,13 +1,13 @@
 // The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns, from the leaves that
 // may hold them, and cuts the list. Then it computes the tree above the leaves, draws, and writes the results. A row
-// whose cut does not fit a list takes the selection of kernels/sample_select.h. All architectures share this
+// whose cut does not fit a list takes the selection of kernels/sample/select.h. All architectures share this
 // source.
 #pragma once
 
 #include "bracket.cuh"
 #include "kept_ids.cuh"
 #include "kept_place.cuh"
-#include "kernels/sample_tree.h"
+#include "kernels/sample/tree.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

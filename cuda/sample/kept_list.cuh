@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "first_columns.cuh"
-#include "kernels/sample_tree.h"
+#include "kernels/sample/tree.h"
 #include "masses.cuh"
 
 namespace rlk::cuda {

@@ -2,7 +2,7 @@
 // counts of earlier rows. Blocks begin in the order of their rows, so every earlier block publishes its count.
 #pragma once
 
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
 #include "masses.cuh"
 #include "team.cuh"
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "../common/launch.h"
-#include "kernels/process_logits.h"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 
 namespace rlk::cuda {
 

@@ -4,7 +4,7 @@
 
 #include "../common/element.cuh"
 #include "kernels.h"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
 
 namespace rlk::cuda {
 

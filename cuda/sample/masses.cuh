@@ -3,7 +3,7 @@
 
 #include "../logprob/leaf_group.cuh"
 #include "first_columns.cuh"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
 #include "team.cuh"
 
 namespace rlk::cuda {

@@ -1,7 +1,7 @@
 // process_logits: a block computes a tile of a row's columns. It keeps the columns' counts in shared memory and reads
 // the row's whole history. If only edited columns are wanted, a block computes a whole row. The kernels use
-// kernels/process_logits.h, shared with the CPU and HIP. Bound by HBM: one read of the logits and one write of the
-// output, or by the latency of few columns. All architectures share this source.
+// kernels/sample/process_logits.h, shared with the CPU and HIP. Bound by HBM: one read of the logits and one write of
+// the output, or by the latency of few columns. All architectures share this source.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "team.cuh"

@@ -2,7 +2,7 @@
 // architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
-#include "kernels/sample_top.h"
+#include "kernels/sample/top.h"
 #include "launches.cuh"
 
 namespace rlk::cuda {

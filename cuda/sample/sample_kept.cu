@@ -2,7 +2,7 @@
 // Compiled once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "kept_ids.cuh"
-#include "kernels/sample_kept.h"
+#include "kernels/sample/kept.h"
 #include "launches.cuh"
 
 namespace rlk::cuda {

@@ -1,7 +1,7 @@
-// Rows of sample_merge: each block computes one row. The header kernels/sample_merge.h, shared with the CPU and
+// Rows of sample_merge: each block computes one row. The header kernels/sample/merge.h, shared with the CPU and
 // HIP, has the code of a row. The merge reads only payloads. All architectures share this source; each has its own
 // machine code.
-#include "kernels/sample_merge.h"
+#include "kernels/sample/merge.h"
 #include "launches.cuh"
 #include "team.cuh"
 

@@ -1,8 +1,8 @@
-// Rows of sample_partial: each block computes one row. The headers sample_shard.h and sample_round.h of kernels,
+// Rows of sample_partial: each block computes one row. The headers kernels/sample/shard.h and round.h,
 // shared with the CPU and HIP, have the code of a row. Bound by reads of the shard: one without truncation, two if
 // top-k leaves few columns. All architectures share this source; each has its own machine code.
-#include "kernels/sample_round.h"
-#include "kernels/sample_shard.h"
+#include "kernels/sample/round.h"
+#include "kernels/sample/shard.h"
 #include "launches.cuh"
 #include "team.cuh"
 

@@ -11,8 +11,8 @@
 #include "../logprob/leaf_group.cuh"
 #include "draw.cuh"
 #include "kept_place.cuh"
-#include "kernels/divisor.h"
-#include "kernels/sample_check.h"
+#include "kernels/rows/divisor.h"
+#include "kernels/sample/check.h"
 #include "masses.cuh"
 
 namespace rlk::cuda {

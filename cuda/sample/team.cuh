@@ -1,9 +1,9 @@
-// A block as the team of kernels/sample_row.h.
+// A block as the team of kernels/sample/row.h.
 #pragma once
 
 #include "../common/element.cuh"
 #include "kernels.h"
-#include "kernels/sample_row.h"
+#include "kernels/sample/row.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -2,8 +2,8 @@
 #include "rlk/ops/scatter_rewards.h"
 
 #include "../common/kernels.h"
-#include "kernels/reward_sequence.h"
-#include "kernels/reward_terms.h"
+#include "kernels/advantages/reward_sequence.h"
+#include "kernels/advantages/reward_terms.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -4,11 +4,11 @@
 // tile and touches only tokens that have a reward.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
-#include "../common/token_gpu.cuh"
 #include "../common/vec8.cuh"
-#include "kernels/reward_spread.h"
-#include "kernels/reward_terms.h"
-#include "kernels/reward_zeros.h"
+#include "../tokens/gpu.cuh"
+#include "kernels/advantages/reward_spread.h"
+#include "kernels/advantages/reward_terms.h"
+#include "kernels/advantages/reward_zeros.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

@@ -6,7 +6,7 @@
 #include <iterator>
 
 #include "kernels.h"
-#include "kernels/sequence_logprob_check.h"
+#include "kernels/packing/sequence_logprob_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

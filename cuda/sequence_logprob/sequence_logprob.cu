@@ -3,13 +3,13 @@
 // sequence_logprob_kernel: a warp takes a chunk of 2,048 positions. A sequence goes to one warp, or to all warps of a
 //   block, which take chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
 //   positions at a time.
-// sequence_logprob_backward_kernel: a block takes a tile of tokens; its body is kernels/sequence_gradient.h, shared
-//   with HIP.
+// sequence_logprob_backward_kernel: a block takes a tile of tokens; kernels/packing/sequence_gradient.h has
+//   its body, shared with HIP.
 // All architectures share this source; each has its own machine code.
 #include "../common/team.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
-#include "kernels/sequence_gradient.h"
+#include "kernels/packing/sequence_gradient.h"
 #include "rlk/math/tree_sum.h"
 
 namespace rlk::cuda {

@@ -2,7 +2,7 @@
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "../common/kernels.h"
-#include "kernels/token_labels.h"
+#include "kernels/tokens/labels.h"
 #include "rlk/backends.h"
 
 namespace rlk::cuda {

@@ -1,8 +1,8 @@
 // Labels and masks of tokens: each block computes one tile of tokens. A mask of turns depends on earlier tokens, so a
-// warp or a block computes a whole sequence of it. The header kernels/token_labels.h, shared with the CPU and HIP,
+// warp or a block computes a whole sequence of it. The header kernels/tokens/labels.h, shared with the CPU and HIP,
 // has the formulas. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
-#include "kernels/token_labels.h"
+#include "kernels/tokens/labels.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

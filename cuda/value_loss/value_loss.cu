@@ -1,7 +1,7 @@
 // value_loss on CUDA, compiled once per architecture: passes over tokens. Bound by HBM: the arrays of tokens are read once, the gradient written once.
 #include "../common/kernels.h"
-#include "../common/token_passes.cuh"
-#include "kernels/value_terms.h"
+#include "../tokens/passes.cuh"
+#include "kernels/losses/value_terms.h"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {
 void value_loss(const ValueLossParams& p, const TokenPlan& plan, cudaStream_t stream) {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "hip/common/launch.h"
-#include "kernels/attention_check.h"
+#include "kernels/attention/check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

@@ -1,9 +1,9 @@
 // Constants and arguments of attention that host and kernels share.
 #pragma once
 
-#include "kernels/attention_backward.h"
-#include "kernels/attention_forward.h"
-#include "kernels/attention_merge.h"
+#include "kernels/attention/backward.h"
+#include "kernels/attention/forward.h"
+#include "kernels/attention/merge.h"
 
 namespace rlk::hip {
 

@@ -1,8 +1,8 @@
 // Host side of the HIP backend of covariance_mask: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/covariance_mask.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/covariance_select.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/covariance_select.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

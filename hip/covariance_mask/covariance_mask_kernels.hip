@@ -1,6 +1,6 @@
 // The kernels of covariance_mask by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_kernels.h"
-#include "kernels/covariance_select.h"
+#include "hip/tokens/kernels.h"
+#include "kernels/losses/covariance_select.h"
 
 RLK_TOKEN_TERMS(covariance_mask, means, rlk::CovarianceBatch, rlk::CovarianceSumTerms)
 RLK_TOKEN_SUMS(covariance_mask, rlk::CovarianceBatch)

@@ -2,8 +2,8 @@
 #include <string>
 
 #include "hip/common/launch.h"
-#include "kernels/elementwise_check.h"
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_check.h"
+#include "kernels/rows/elementwise_formulas.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

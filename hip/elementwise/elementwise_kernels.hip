@@ -5,7 +5,7 @@
 // Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/vec8.h"
 #include "hip/elementwise/launches.h"
-#include "kernels/elementwise_formulas.h"
+#include "kernels/rows/elementwise_formulas.h"
 
 namespace rlk::hip {
 

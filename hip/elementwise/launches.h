@@ -2,7 +2,7 @@
 #pragma once
 
 #include "hip/common/launch_shape.h"
-#include "kernels/row_split.h"
+#include "kernels/rows/row_split.h"
 
 namespace rlk::hip {
 

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "hip/common/launch.h"
-#include "kernels/embedding_check.h"
+#include "kernels/rows/embedding_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 
 #include "hip/common/launch_shape.h"
-#include "kernels/embedding_copy.h"
-#include "kernels/embedding_rows.h"
+#include "kernels/rows/embedding_copy.h"
+#include "kernels/rows/embedding_rows.h"
 
 namespace rlk::hip {
 

@@ -2,8 +2,8 @@
 #include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"
-#include "kernels/gae_check.h"
-#include "kernels/token_slots.h"
+#include "kernels/advantages/gae_check.h"
+#include "kernels/tokens/slots.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

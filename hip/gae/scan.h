@@ -4,9 +4,9 @@
 #pragma once
 
 #include "hip/common/half_wave.h"
-#include "hip/common/tokens.h"
 #include "hip/gae/launches.h"
-#include "kernels/gae_scan.h"
+#include "hip/tokens/vec4_access.h"
+#include "kernels/advantages/gae_scan.h"
 
 namespace rlk::hip {
 

@@ -1,7 +1,7 @@
 // Constants and arguments of group_advantage that host and kernels share.
 #pragma once
 
-#include "kernels/group_advantage_team.h"
+#include "kernels/advantages/group_advantage_team.h"
 
 namespace rlk::hip {
 

@@ -1,8 +1,8 @@
 // Host side of the HIP backend of importance_weights: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/importance_weights.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/rejection_terms.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/rejection_terms.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

@@ -1,7 +1,7 @@
 // The kernels of importance_weights by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
 // emulation.
-#include "hip/common/token_kernels.h"
-#include "kernels/importance_kernels.h"
+#include "hip/tokens/kernels.h"
+#include "kernels/losses/importance_kernels.h"
 
 RLK_TOKEN_STATISTICS(importance_weights, rlk::ImportanceBatch)
 RLK_TOKEN_TERMS(importance_weights, tokens, rlk::ImportanceBatch,

@@ -1,8 +1,8 @@
 // Host side of the HIP backend of kl: checks of memory safety, the cut of the work, and its launch.
 #include "rlk/ops/kl.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/kl_check.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/kl_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

@@ -1,6 +1,6 @@
 // The kernel of kl by the name that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_gpu.h"
-#include "kernels/kl_terms.h"
+#include "hip/tokens/gpu.h"
+#include "kernels/losses/kl_terms.h"
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_kl_tokens(rlk::KlParams p, std::int64_t first_block, std::int64_t slots, int tile) {

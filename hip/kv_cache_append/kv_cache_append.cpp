@@ -4,7 +4,7 @@
 #include <string>
 
 #include "hip/common/launch.h"
-#include "kernels/cache_append.h"
+#include "kernels/attention/cache_append.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

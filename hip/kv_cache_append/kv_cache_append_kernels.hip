@@ -1,8 +1,8 @@
 // The kernels of kv_cache_append by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
-// emulation. kernels/cache_append.h has the copies of one thread, shared with CUDA.
+// emulation. kernels/attention/cache_append.h has the copies of one thread, shared with CUDA.
 #include "hip/common/wave.h"
-#include "kernels/byte_copy.h"
-#include "kernels/cache_append.h"
+#include "kernels/attention/cache_append.h"
+#include "kernels/packing/byte_copy.h"
 
 #define RLK_CACHE_APPEND(name, Unit)                                                                          \
   RLK_KERNEL(rlk::kCacheAppendThreads)                                                                        \

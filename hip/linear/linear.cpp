@@ -6,7 +6,7 @@
 #include <string>
 
 #include "hip/common/runtime.h"
-#include "kernels/linear_check.h"
+#include "kernels/rows/linear_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

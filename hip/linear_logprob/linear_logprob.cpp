@@ -1,6 +1,6 @@
 // Host side of linear_logprob on HIP: its launches.
 #include "hip/common/launch.h"
-#include "kernels/scored_rows.h"
+#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

@@ -1,6 +1,6 @@
 // The kernels of linear_logprob by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/wave.h"
-#include "kernels/scored_rows.h"
+#include "kernels/vocabulary/scored_rows.h"
 
 namespace rlk::hip {
 

@@ -5,7 +5,7 @@
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/logprob/launches.h"
-#include "kernels/logprob_gradient.h"
+#include "kernels/vocabulary/logprob_gradient.h"
 
 namespace rlk::hip {
 

@@ -7,7 +7,7 @@
 #include "hip/common/launch_shape.h"
 #include "hip/common/wave.h"
 #include "hip/logprob/launches.h"
-#include "kernels/logprob_row.h"
+#include "kernels/vocabulary/logprob_row.h"
 #include "rlk/math/softmax_stats.h"
 
 namespace rlk::hip {

@@ -4,7 +4,7 @@
 #include "backward.h"
 #include "forward.h"
 #include "hip/common/half_wave.h"
-#include "kernels/logprob_smoothing.h"
+#include "kernels/vocabulary/logprob_smoothing.h"
 
 namespace rlk::hip {
 

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "hip/common/runtime.h"
-#include "kernels/logprob_check.h"
-#include "kernels/logprob_groups.h"
-#include "kernels/logprob_smoothing.h"
+#include "kernels/vocabulary/logprob_check.h"
+#include "kernels/vocabulary/logprob_groups.h"
+#include "kernels/vocabulary/logprob_smoothing.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

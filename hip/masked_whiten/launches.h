@@ -1,7 +1,7 @@
 // Constants and arguments of masked_whiten that host and kernels share.
 #pragma once
 
-#include "kernels/masked_whiten_token.h"
+#include "kernels/advantages/masked_whiten_token.h"
 
 namespace rlk::hip {
 

@@ -2,7 +2,7 @@
 #include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"
-#include "kernels/token_slots.h"
+#include "kernels/tokens/slots.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

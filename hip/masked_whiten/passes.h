@@ -3,10 +3,10 @@
 #pragma once
 
 #include "hip/common/half_wave.h"
-#include "hip/common/tokens.h"
 #include "hip/masked_whiten/launches.h"
-#include "kernels/team_sum.h"
-#include "kernels/token_slots.h"
+#include "hip/tokens/vec4_access.h"
+#include "kernels/tokens/slots.h"
+#include "kernels/tokens/team_sum.h"
 
 namespace rlk::hip {
 

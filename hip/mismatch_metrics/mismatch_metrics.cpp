@@ -1,8 +1,8 @@
 // Host side of the HIP backend of mismatch_metrics: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/mismatch_metrics.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/mismatch_terms.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/mismatch_terms.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

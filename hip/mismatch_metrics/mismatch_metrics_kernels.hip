@@ -1,6 +1,6 @@
 // The kernels of mismatch_metrics by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_kernels.h"
-#include "kernels/mismatch_terms.h"
+#include "hip/tokens/kernels.h"
+#include "kernels/losses/mismatch_terms.h"
 
 RLK_TOKEN_TERMS(mismatch_metrics, tokens, rlk::MismatchBatch, rlk::MismatchTerms<rlk::kMismatchDifferences>,
                 rlk::MismatchTerms<rlk::kMismatchProbabilities>)

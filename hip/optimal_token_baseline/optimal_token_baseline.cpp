@@ -2,7 +2,7 @@
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "hip/common/launch.h"
-#include "kernels/optimal_baseline_scan.h"
+#include "kernels/advantages/optimal_baseline_scan.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

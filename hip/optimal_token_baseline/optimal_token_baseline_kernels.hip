@@ -1,7 +1,7 @@
 // The kernels of optimal_token_baseline by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
 // emulation.
-#include "hip/common/token_gpu.h"
-#include "kernels/optimal_baseline_scan.h"
+#include "hip/tokens/gpu.h"
+#include "kernels/advantages/optimal_baseline_scan.h"
 
 RLK_KERNEL(rlk::kBaselineChunk)
 rlk_optimal_token_baseline_scan(rlk::OptimalTokenBaselineParams p, std::int64_t first_block, rlk::BaselineWorkspace w) {

@@ -1,5 +1,5 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/pack_copy.h, shared with
-// CUDA, has the copy and its distribution over threads. kernels/pack_scan.h has the prefix sum.
+// pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/packing/pack_copy.h, shared
+// with CUDA, has the copy and its distribution over threads. kernels/packing/pack_scan.h has the prefix sum.
 #pragma once
 
 #include "hip/common/wave.h"

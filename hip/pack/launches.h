@@ -3,8 +3,8 @@
 
 #include <cstddef>
 
-#include "kernels/pack_copy.h"
-#include "kernels/pack_scan.h"
+#include "kernels/packing/pack_copy.h"
+#include "kernels/packing/pack_scan.h"
 
 namespace rlk::hip {
 

@@ -2,7 +2,7 @@
 #include "rlk/ops/pack.h"
 
 #include "hip/common/launch.h"
-#include "kernels/pack_check.h"
+#include "kernels/packing/pack_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

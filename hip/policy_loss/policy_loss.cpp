@@ -1,9 +1,9 @@
 // Host side of the HIP backend of policy_loss: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/policy_loss.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/policy_batch.h"
-#include "kernels/policy_check.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/policy_batch.h"
+#include "kernels/losses/policy_check.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

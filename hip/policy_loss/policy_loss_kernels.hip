@@ -1,6 +1,6 @@
 // The kernels of policy_loss by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_kernels.h"
-#include "kernels/policy_kernels.h"
+#include "hip/tokens/kernels.h"
+#include "kernels/losses/policy_kernels.h"
 
 RLK_TOKEN_STATISTICS(policy_loss, rlk::PolicyBatch)
 RLK_TOKEN_TERMS(policy_loss, tokens_clipped, rlk::PolicyBatch, rlk::PolicyTokenTerms<rlk::PolicyForm::kClipped>)

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/preference_pair.h"
+#include "kernels/losses/preference_pair.h"
 
 namespace rlk::hip {
 

@@ -2,7 +2,7 @@
 #include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"
-#include "kernels/preference_loss_check.h"
+#include "kernels/losses/preference_loss_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

@@ -1,5 +1,5 @@
 // The kernels of preference_loss by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-// The formulas stand in kernels/preference_pair.h, shared with the CPU and CUDA.
+// The formulas stand in kernels/losses/preference_pair.h, shared with the CPU and CUDA.
 #include "hip/common/wave.h"
 #include "hip/preference_loss/launches.h"
 

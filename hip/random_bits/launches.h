@@ -1,7 +1,7 @@
 // Constants of random_bits that host and kernel share.
 #pragma once
 
-#include "kernels/random_words.h"
+#include "kernels/sample/random_words.h"
 
 namespace rlk::hip {
 

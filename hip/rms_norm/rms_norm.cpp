@@ -4,8 +4,8 @@
 #include <string>
 
 #include "hip/common/launch.h"
-#include "kernels/rms_norm_check.h"
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_check.h"
+#include "kernels/rows/rms_norm_row.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

@@ -3,7 +3,7 @@
 
 #include "hip/common/vec8.h"
 #include "hip/rms_norm/launches.h"
-#include "kernels/rms_norm_row.h"
+#include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::hip {
 

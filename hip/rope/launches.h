@@ -1,7 +1,7 @@
 // Constants and arguments of rope that host and kernels share.
 #pragma once
 
-#include "kernels/rope_vec8s.h"
+#include "kernels/rows/rope_vec8s.h"
 
 namespace rlk::hip {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "hip/common/runtime.h"
-#include "kernels/rope_check.h"
+#include "kernels/rows/rope_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

@@ -9,7 +9,7 @@
 
 #include "hip/common/vec8.h"
 #include "hip/rope/launches.h"
-#include "kernels/rope_rotate.h"
+#include "kernels/rows/rope_rotate.h"
 
 namespace rlk::hip {
 

@@ -1,17 +1,17 @@
-// The kernels of sample: each block computes one row, and eight lanes share a leaf. The headers sample_select.h and
-// sample_tree.h of kernels, shared with the CPU and CUDA, have the code of a row.
+// The kernels of sample: each block computes one row, and eight lanes share a leaf. The headers select.h and tree.h
+// of kernels/sample, shared with the CPU and CUDA, have the code of a row.
 #pragma once
 
 #include "hip/common/element.h"
 #include "hip/common/wave.h"
 #include "hip/sample/launches.h"
-#include "kernels/process_logits.h"
-#include "kernels/sample_kept.h"
-#include "kernels/sample_merge.h"
-#include "kernels/sample_round.h"
-#include "kernels/sample_shard.h"
-#include "kernels/sample_top.h"
-#include "kernels/sample_tree.h"
+#include "kernels/sample/kept.h"
+#include "kernels/sample/merge.h"
+#include "kernels/sample/process_logits.h"
+#include "kernels/sample/round.h"
+#include "kernels/sample/shard.h"
+#include "kernels/sample/top.h"
+#include "kernels/sample/tree.h"
 
 namespace rlk::hip {
 

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "kernels/process_logits.h"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 
 namespace rlk::hip {
 

@@ -2,9 +2,9 @@
 // kernels.
 #include "rlk/ops/scatter_rewards.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/reward_spread.h"
-#include "kernels/reward_zeros.h"
+#include "hip/tokens/passes.h"
+#include "kernels/advantages/reward_spread.h"
+#include "kernels/advantages/reward_zeros.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

@@ -1,7 +1,7 @@
 // The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_gpu.h"
-#include "kernels/reward_spread.h"
-#include "kernels/reward_zeros.h"
+#include "hip/tokens/gpu.h"
+#include "kernels/advantages/reward_spread.h"
+#include "kernels/advantages/reward_zeros.h"
 
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_tokens(rlk::ScatterRewardsParams p, std::int64_t first_block, std::int64_t slots, int tile) {

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/sequence_gradient.h"
+#include "kernels/packing/sequence_gradient.h"
 
 namespace rlk::hip {
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "hip/common/launch.h"
-#include "kernels/sequence_logprob_check.h"
+#include "kernels/packing/sequence_logprob_check.h"
 #include "launches.h"
 #include "rlk/backends.h"
 

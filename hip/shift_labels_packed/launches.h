@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/token_labels.h"
+#include "kernels/tokens/labels.h"
 
 namespace rlk::hip {
 

@@ -1,5 +1,5 @@
 // The kernels of labels and masks by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
-// emulation. The formulas stand in kernels/token_labels.h, shared with the CPU and CUDA.
+// emulation. The formulas stand in kernels/tokens/labels.h, shared with the CPU and CUDA.
 #include "hip/common/wave.h"
 #include "hip/shift_labels_packed/launches.h"
 

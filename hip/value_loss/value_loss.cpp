@@ -1,9 +1,9 @@
 // Host side of the HIP backend of value_loss: checks of memory safety, and the choice of kernels.
 #include "rlk/ops/value_loss.h"
 
-#include "hip/common/token_passes.h"
-#include "kernels/value_check.h"
-#include "kernels/value_terms.h"
+#include "hip/tokens/passes.h"
+#include "kernels/losses/value_check.h"
+#include "kernels/losses/value_terms.h"
 #include "rlk/backends.h"
 
 namespace rlk::hip {

@@ -1,6 +1,6 @@
 // The kernels of value_loss by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
-#include "hip/common/token_kernels.h"
-#include "kernels/value_terms.h"
+#include "hip/tokens/kernels.h"
+#include "kernels/losses/value_terms.h"
 
 RLK_TOKEN_STATISTICS(value_loss, rlk::ValueBatch)
 RLK_TOKEN_TERMS(value_loss, tokens, rlk::ValueBatch, rlk::ValueTokenTerms)

@@ -86,7 +86,7 @@ inline rlk::PolicySpec random_spec(std::mt19937* random) {
   return s;
 }
 
-// Sets the options as most configurations have them (kernels/policy_plain.h).
+// Sets the options as most configurations have them (kernels/losses/policy_plain.h).
 inline void make_plain(rlk::PolicySpec* s) {
   s->level = rlk::RatioLevel::kToken;
   s->surrogate = rlk::Surrogate::kRatio;

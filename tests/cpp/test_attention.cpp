@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention_checks.h"
-#include "kernels/attention_span.h"
+#include "kernels/attention/span.h"
 #include "rlk/ops/attention.h"
 
 namespace attention_test {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "covariance_cases.h"
-#include "kernels/covariance_terms.h"
+#include "kernels/losses/covariance_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
 #include "rlk/ops/covariance_mask.h"

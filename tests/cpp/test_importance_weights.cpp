@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/rejection_terms.h"
+#include "kernels/losses/rejection_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
 #include "rlk/ops/importance_weights.h"

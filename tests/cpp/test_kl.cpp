@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/kl_terms.h"
+#include "kernels/losses/kl_terms.h"
 #include "kl_cases.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"

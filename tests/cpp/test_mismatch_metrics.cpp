@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mismatch_terms.h"
+#include "kernels/losses/mismatch_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
 #include "rlk/ops/mismatch_metrics.h"

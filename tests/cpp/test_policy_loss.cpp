@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/policy_plain.h"
+#include "kernels/losses/policy_plain.h"
 #include "linear_backend.h"
 #include "policy_loss_cases.h"
 #include "policy_loss_reference.h"

@@ -7,14 +7,14 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/covariance_terms.h"
-#include "kernels/gae_check.h"
-#include "kernels/group_advantage_check.h"
-#include "kernels/kl_check.h"
-#include "kernels/linear_check.h"
-#include "kernels/pack_check.h"
-#include "kernels/sample_check.h"
-#include "kernels/value_check.h"
+#include "kernels/advantages/gae_check.h"
+#include "kernels/advantages/group_advantage_check.h"
+#include "kernels/losses/covariance_terms.h"
+#include "kernels/losses/kl_check.h"
+#include "kernels/losses/value_check.h"
+#include "kernels/packing/pack_check.h"
+#include "kernels/rows/linear_check.h"
+#include "kernels/sample/check.h"
 #include "rlk/backends.h"
 #include "rlk/ops/attention.h"
 #include "rlk/ops/covariance_mask.h"

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/row_split.h"
+#include "kernels/rows/row_split.h"
 
 namespace rlk {
 namespace {

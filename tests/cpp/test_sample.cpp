@@ -14,8 +14,8 @@
 #include "cpu/isa.h"
 #include "cpu/thread_pool.h"
 #endif
-#include "kernels/process_logits.h"
-#include "kernels/sample_check.h"
+#include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
 #include "rlk/math/philox.h"

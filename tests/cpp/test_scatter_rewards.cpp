@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/reward_terms.h"
+#include "kernels/advantages/reward_terms.h"
 #include "linear_backend.h"
 #include "reward_cases.h"
 #include "rlk/backends.h"

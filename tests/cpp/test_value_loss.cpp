@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/value_terms.h"
+#include "kernels/losses/value_terms.h"
 #include "linear_backend.h"
 #include "rlk/backends.h"
 #include "rlk/ops/value_loss.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/token_terms.h"
-#include "kernels/vec4.h"
+#include "kernels/tokens/terms.h"
+#include "kernels/tokens/vec4.h"
 #include "token_reference.h"
 
 namespace policy_test {

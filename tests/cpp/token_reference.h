@@ -78,7 +78,7 @@ inline bool is_set(const rlk::TokenMask& mask, std::int64_t i) {
   return any;
 }
 
-// Scaled deviations of a token's values from their mean (kernels/central_moments.h), by sequence. Values that do
+// Scaled deviations of a token's values from their mean (kernels/tokens/central_moments.h), by sequence. Values that do
 // not count are NaNs with a unique payload.
 class Deviations {
  public:

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/optimal_baseline_scan.h"
+#include "kernels/advantages/optimal_baseline_scan.h"
 #include "rlk/backends.h"
 #include "rlk/ops/optimal_token_baseline.h"
 #include "tests/cpp/baseline_cases.h"

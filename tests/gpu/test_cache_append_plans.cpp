@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/cache_append.h"
+#include "kernels/attention/cache_append.h"
 #include "plan_memory.h"
 #include "rlk/backends.h"
 #include "rlk/ops/kv_cache_append.h"

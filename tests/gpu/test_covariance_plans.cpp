@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/covariance_terms.h"
+#include "kernels/losses/covariance_terms.h"
 #include "rlk/backends.h"
 #include "rlk/ops/covariance_mask.h"
 #include "tests/cpp/covariance_cases.h"

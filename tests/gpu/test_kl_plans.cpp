@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/kl_check.h"
+#include "kernels/losses/kl_check.h"
 #include "rlk/backends.h"
 #include "rlk/ops/kl.h"
 #include "tests/cpp/kl_cases.h"

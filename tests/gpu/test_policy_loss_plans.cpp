@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/policy_loss/kernels.h"
-#include "kernels/policy_plain.h"
+#include "kernels/losses/policy_plain.h"
 #include "rlk/backends.h"
 #include "rlk/ops/policy_loss.h"
 #include "tests/cpp/policy_loss_cases.h"

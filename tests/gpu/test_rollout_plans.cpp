@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/mismatch_terms.h"
-#include "kernels/rejection_terms.h"
+#include "kernels/losses/mismatch_terms.h"
+#include "kernels/losses/rejection_terms.h"
 #include "rlk/backends.h"
 #include "rlk/ops/importance_weights.h"
 #include "rlk/ops/mismatch_metrics.h"

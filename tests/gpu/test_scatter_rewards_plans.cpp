@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/reward_sequence.h"
-#include "kernels/reward_terms.h"
+#include "kernels/advantages/reward_sequence.h"
+#include "kernels/advantages/reward_terms.h"
 #include "rlk/backends.h"
 #include "rlk/ops/scatter_rewards.h"
 #include "tests/cpp/reward_cases.h"

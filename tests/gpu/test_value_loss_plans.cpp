@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
-#include "kernels/value_terms.h"
+#include "kernels/losses/value_terms.h"
 #include "rlk/backends.h"
 #include "rlk/ops/value_loss.h"
 #include "tests/cpp/value_loss_cases.h"

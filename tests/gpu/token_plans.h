@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cuda/common/launch.h"
-#include "cuda/common/token_plan.h"
+#include "cuda/tokens/plan.h"
 
 namespace rlk::cuda {
 

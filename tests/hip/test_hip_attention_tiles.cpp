@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention_cases.h"
-#include "hip/attention/machine.h"
+#include "hip/attention/gpu.h"
 #include "rlk/backends.h"
 #include "rlk/ops/attention.h"
 
@@ -18,7 +18,7 @@ namespace {
 
 using rlk::AttentionGrid;
 using rlk::AttentionTile;
-using rlk::hip::Machine;
+using rlk::hip::AttentionGpu;
 namespace emulation = rlk::hip::emulation;
 using Memory = std::vector<unsigned char>;
 
@@ -63,8 +63,8 @@ void check_forward(const Problem& problem, emulation::Order order) {
   p.out = out.data();
   p.lse = lse.data();
   const bool vectors = c.shift == 0;
-  run_pass<rlk::AttentionForward<Machine, T, Tile>>(p, rlk::attention_query_grid(p, Tile::kRows, vectors), Tile::kRows,
-                                                    rlk::AttentionForwardShared<Tile>::kBytes, order);
+  run_pass<rlk::AttentionForward<AttentionGpu, T, Tile>>(p, rlk::attention_query_grid(p, Tile::kRows, vectors),
+                                                         Tile::kRows, rlk::AttentionForwardShared<Tile>::kBytes, order);
   expect_same(out, want, c, "out");
   EXPECT_EQ(0, std::memcmp(lse.data(), want_lse.data(), size * 4)) << c.text();
 }
@@ -101,12 +101,12 @@ void check_backward(Problem& problem, emulation::Order order) {
   workspace.assign(rows, 0.0f);
   const bool vectors = c.shift == 0;
   launch(2, 0, order,
-         [&] { rlk::attention_delta<Machine, T>(p, static_cast<std::int64_t>(rows), rlk::hip::block_id_x(), 2); });
+         [&] { rlk::attention_delta<AttentionGpu, T>(p, static_cast<std::int64_t>(rows), rlk::hip::block_id_x(), 2); });
   constexpr int kBytes = rlk::AttentionBackwardShared<Tile>::kBytes;
-  run_pass<rlk::AttentionQueryGradient<Machine, T, Tile>>(p, rlk::attention_query_grid(p, Tile::kRows, vectors),
-                                                          Tile::kRows, kBytes, order);
-  run_pass<rlk::AttentionKeyGradient<Machine, T, Tile>>(p, rlk::attention_key_grid(p, Tile::kRows, vectors),
-                                                        Tile::kRows, kBytes, order);
+  run_pass<rlk::AttentionQueryGradient<AttentionGpu, T, Tile>>(p, rlk::attention_query_grid(p, Tile::kRows, vectors),
+                                                               Tile::kRows, kBytes, order);
+  run_pass<rlk::AttentionKeyGradient<AttentionGpu, T, Tile>>(p, rlk::attention_key_grid(p, Tile::kRows, vectors),
+                                                             Tile::kRows, kBytes, order);
   expect_same(dq, want_dq, c, "dq");
   expect_same(dk, want_dk, c, "dk");
   expect_same(dv, want_dv, c, "dv");

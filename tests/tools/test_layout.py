@@ -68,7 +68,7 @@ TABLES = {
         *((f"bindings/{name}.cpp", f"RLK_{kind}FUNCTION({{op}}, ") for name in BINDINGS for kind in ("", "EAGER_")),
         ("bindings/row_operators.cpp", '#include "rlk/ops/{op}.h"'),  # one function serves all gated products
     ],
-    "CUDA dispatch": [("cuda/common/token_operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
+    "CUDA dispatch": [("cuda/tokens/operators.inc", "RLK_TOKEN_OPERATOR({op}, "), COMPOSED, ELEMENTWISE],
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("CPU backend", "CUDA kernel", "CUDA figures")},
     **{piece: [COMPOSED, ELEMENTWISE] for piece in ("HIP dispatch", "HIP kernel", "HIP notes")},
     "microbenchmark": [ELEMENTWISE],
@@ -93,7 +93,7 @@ def test_what_is_elementwise_has_its_formulas_and_no_kernel_of_its_own() -> None
     assert lines == formulas == set(re.findall(r'^#include "rlk/elementwise/(\w+)\.h"', table, re.M))
     own = (
         "cpu/{op}[._]*",
-        "kernels/{op}[._]*",
+        "kernels/*/{op}[._]*",
         "cuda/{op}/*",
         "hip/{op}/*",
         "bench/bench_{op}.cpp",

@@ -1,7 +1,7 @@
 // The formulas of ops/silu_mul.h as every backend computes them.
 #pragma once
 
-#include "kernels/elementwise.h"
+#include "kernels/rows/elementwise.h"
 #include "rlk/math/erf.h"
 #include "rlk/math/exp.h"
 #include "rlk/math/ieee.h"

@@ -2,7 +2,7 @@
 // sequences, and its gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and
 // the order that they show. `round` rounds to dtype, to nearest even; for float32 it changes nothing.
 //
-// Sequence b has Q queries and L keys: its tokens in use in q and in k (kernels/attention_span.h).
+// Sequence b has Q queries and L keys: its tokens in use in q and in k (kernels/attention/span.h).
 //   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q. The first seqused_q are in use.
 //   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages
 //      [num_pages, page_size, Hkv, D].

@@ -23,7 +23,7 @@
 //   metrics    Taken of the weights w before they are normalized and of the ratios e; u = fl(w - 1). N is the number of
 //              tokens, S the number of sequences with a token. low' is low, or 1 / high where low is -Inf.
 //              Over tokens: weight_mean = sum(w) / N; weight_std = sqrt(V / N) unscaled, d and V of
-//              kernels/central_moments.h; ess = 1 / (1 + ((V / N) / m) / m), m the scaled mean, or 0 where m is 0.
+//              kernels/tokens/central_moments.h; ess = 1 / (1 + ((V / N) / m) / m), m the scaled mean; 0 where m is 0.
 //              Per sequence: its mean weight a = sum(w) / n and its deviation |sum(u) / n|. seq_mean = sum(a) / S;
 //              seq_std = sqrt(V' / (S - 1)) unscaled. V' is V with d' = sum(d) / n + fl(m - fl(seq_mean scaled)) for d
 //              and S for N. V' is 0 for a single sequence, and for equal weights, where V is 0. A sequence is low or

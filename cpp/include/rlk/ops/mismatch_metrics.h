@@ -14,7 +14,7 @@
 //   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train));
 //   k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N; ess = ratio_mean ratio_mean / (1 + chi2_token)
-//   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/central_moments.h. It is
+//   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/tokens/central_moments.h. It is
 //                 negated where P and Q have different forms, so it is the correlation of the probabilities. It is 0
 //                 where V_P or V_Q is 0, as for a constant
 //   differing_fraction: tokens whose x and y have different bits (all NaN count as one);

@@ -93,9 +93,9 @@
 //
 // In rounds, sample_partial makes four payloads of each shard, and reads those of the rounds before, of all shards.
 // sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status, except
-// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that sample_terms.h defines. It takes
-// two words, the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4. Word 4 of a
-// cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
+// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h defines.
+// It takes two words, the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4.
+// Word 4 of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.

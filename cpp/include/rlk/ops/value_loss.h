@@ -54,8 +54,8 @@ enum ValueMetric : int {
   kValueMetricOutsideFraction,   // w is not v, as in slime
   kValueMetricValueMean,
   kValueMetricReturnMean,
-  // 1 - V_e / V_R, V of kernels/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales of
-  // e and R. It is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
+  // 1 - V_e / V_R, V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales
+  // of e and R. It is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
   kValueMetricExplainedVariance,
   kValueMetrics,
 };

@@ -1,0 +1,137 @@
+// Steps that the kernels of attention's wgmma backward share: the setup and jobs of a block of threads, products,
+// masks, and the rounding of gradients.
+#pragma once
+
+#include "../../common/async_copy_sm80.cuh"
+#include "../../common/register_shares_sm90.cuh"
+#include "../../common/wgmma_sm90.cuh"
+#include "../gpu.cuh"
+#include "../quad_rows.cuh"
+#include "kernels/attention/backward.h"
+#include "work_sm90.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+// One warpgroup loads, and two multiply.
+using GradientRegisters = RegisterShares<24, 240>;
+
+// Takes jobs from the loading warp until none are left.
+template <class Shared, class Work, class Rows>
+__device__ __forceinline__ void take_jobs(const Shared& shared, const Work* works, Rows* rows) {
+#pragma unroll 1
+  for (int job = 0;; ++job) {
+    mbarrier_wait_block(shared.work_full(job & 1), job >> 1 & 1);
+    const Work& work = works[job & 1];
+    if (work.sequence < 0) break;
+    rows->run(work);
+    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
+  }
+}
+
+// The work of a thread in the two warpgroups that multiply. It holds rows 16 w + g and 16 w + g + 8 of 64, where w is
+// its warp and g = lane / 4. It holds columns 8 j + 2 (lane % 4) and the next: x[4 j + 2 {row} + {column}].
+struct GradientSteps {
+  // Values are computed here, not among products in flight.
+  template <int kCount>
+  static __device__ __forceinline__ void pin(float (&x)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(x[i])::"memory");
+  }
+  // A barrier of the two warpgroups that multiply.
+  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+  static __device__ __forceinline__ float load_float(std::uint32_t from) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from));
+    return x;
+  }
+  static __device__ __forceinline__ float2 load_pair(std::uint32_t from) {
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from));
+    return x;
+  }
+
+  // x = 64 rows of `a` times 2 kCount rows of `b`, over all columns, from +0. A box has 64 columns, and takes kBoxA or
+  // kBoxB bytes.
+  template <class T, int kBoxes, int kBoxA, int kBoxB, int kCount>
+  static __device__ __forceinline__ void multiply(std::uint32_t a_at, std::uint32_t b_at, float (&x)[kCount]) {
+    const std::uint64_t a = tile_descriptor<false>(a_at, 0), b = tile_descriptor<false>(b_at, 0);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kBoxes * 4; ++step) {
+      const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
+      wgmma<T, 2 * kCount, false, false>(x, a + step / 4 * (kBoxA >> 4) + within, b + step / 4 * (kBoxB >> 4) + within,
+                                         step > 0);
+    }
+    wgmma_commit();
+  }
+  // sums += weights times rows, 16 for each step, from row 16 `first_step` on. Without `keeps` sums begin at +0.
+  template <class T, int kBox, bool kKeeps, int kSteps, int kCount>
+  static __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[kSteps][4], std::uint32_t rows,
+                                                    int first_step, float (&sums)[kCount]) {
+    const std::uint64_t b = tile_descriptor<true>(rows, kBox);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      wgmma_registers<T, 2 * kCount, true>(sums, weights[step], b + (first_step + step) * kDescriptorStep<true>,
+                                           kKeeps || step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Rounds weights, which become the A operand of steps of 16.
+  template <class T, int kSteps>
+  static __device__ __forceinline__ void pack(const float (&x)[8 * kSteps], std::uint32_t (&to)[kSteps][4]) {
+#pragma unroll
+    for (int i = 0; i < 4 * kSteps; ++i) to[i / 4][i % 4] = T::pack(x[2 * i], x[2 * i + 1]);
+  }
+  // Stores weights as rows of 128 bytes with the 128-byte swizzle. The warp's rows begin at `first_row` of the 64, and
+  // their columns at chunk `first_chunk` of 16 bytes.
+  template <int kSteps>
+  static __device__ __forceinline__ void store_weights(const std::uint32_t (&x)[kSteps][4], std::uint32_t to, int lane,
+                                                       int first_row, int first_chunk) {
+    const int row = first_row + lane % 16;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const std::uint32_t at = to + row * 128 + ((first_chunk + 2 * step + lane / 16) ^ (row & 7)) * 16;
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x[step][0]),
+                   "r"(x[step][1]), "r"(x[step][2]), "r"(x[step][3])
+                   : "memory");
+    }
+  }
+
+  // Sets the scores of pairs that do not see one another to -Inf. key_of and query_of give the numbers of the key and
+  // of the query of score i.
+  template <int kCount, class KeyOf, class QueryOf>
+  static __device__ __forceinline__ void hide(const AttentionBackwardParams& p, int num_keys, const KeyOf& key_of,
+                                              const QueryOf& query_of, float (&scores)[kCount]) {
+    const std::int64_t window = p.window_size > 0 ? p.window_size : std::int64_t{1} << 32;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int key = key_of(i), n = query_of(i);
+      const bool seen = key < num_keys && (!p.causal || (key <= n && n - key < window));
+      if (!seen) scores[i] = -infinity();
+    }
+  }
+  template <Exp kExp>
+  static __device__ __forceinline__ float probability(float t) {
+    return kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<AttentionGpu>(t, kExp);
+  }
+  // Four tiles of eight columns of row r, from the row's sums: scaled and rounded. The thread gets the columns of tile
+  // lane % 4.
+  template <class T>
+  static __device__ __forceinline__ uint4 rounded(const float* sums, int r, float scale) {
+    std::uint32_t x[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const float* const of = sums + 4 * k + 2 * r;
+      x[k] = T::pack(add_rn(mul_rn(of[0], scale), 0.0f), add_rn(mul_rn(of[1], scale), 0.0f));
+    }
+    exchange_in_quad(x);
+    return make_uint4(x[0], x[1], x[2], x[3]);
+  }
+};
+
+}  // namespace
+}  // namespace rlk::cuda

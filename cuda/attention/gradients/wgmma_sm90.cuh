@@ -1,0 +1,378 @@
+// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64, 128 or 136 to 256 columns whose tokens TMA can
+// fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
+// warpgroups takes 128 keys of a key head. It keeps their dk and dv in registers, and walks the query tiles that see
+// those keys, query head by query head. A job covers all query heads of the key head, or one of them. With one per job,
+// memory keeps dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the
+// contract's order. A third kernel scales and rounds those sums. Heads of more than 128 columns have one kernel for dk
+// and dv (wide_sm90.cuh) and one for dq (queries_sm90.cuh). Bound by wgmma and shared memory;
+// numbers: README.md.
+#pragma once
+
+#include <algorithm>
+
+#include "../../common/async_copy_sm80.cuh"
+#include "../../common/dependent_launch.cuh"
+#include "../../common/kernel_memory.h"
+#include "../../common/register_shares_sm90.cuh"
+#include "../../common/vec8.cuh"
+#include "../head_maps.h"
+#include "plain.cuh"
+#include "queries_sm90.cuh"
+#include "rows_sm90.cuh"
+#include "trees_sm90.cuh"
+#include "wide_sm90.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+template <class T, class Tile, Exp kExp, class Params>
+__global__ void __launch_bounds__(Tile::kThreads, 1)
+    attention_gradient_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
+  extern __shared__ unsigned char unaligned[];
+  unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+  const GradientShared<Tile> shared{shared_address(memory)};
+  auto* works = reinterpret_cast<GradientWork*>(memory + Tile::kWorkAt);
+  if (threadIdx.x == 0) shared.init();
+  __syncthreads();
+  allow_next_kernel();
+  const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
+  if (warpgroup < 0) {
+    GradientRegisters::release();
+    const int warp = same_in_warp(threadIdx.x / 32);
+    if (warp == 0) load_gradient_work<Tile>(p, call, shared, works);
+    if (warp == 1 || warp == 2) add_gradients<Tile>(p, call, shared, works, warp - 1);
+    return;
+  }
+  GradientRegisters::claim();
+  GradientRows<T, Tile, kExp, Params> rows(p, call, shared, warpgroup);
+  take_jobs(shared, works, &rows);
+}
+
+// A tile of queries, for kernels whose blocks take one tile each.
+struct GradientPlace {
+  std::int64_t sequence;
+  std::int32_t tile;  // the tile's position
+  GradientQueries queries;
+  std::int64_t q_first;
+  bool exists;
+};
+template <class Params>
+__device__ __forceinline__ GradientPlace gradient_place(const Params& p, const GradientCall& call, std::int32_t slot) {
+  GradientPlace at = {};
+  if (p.num_sequences == 0) return at;
+  at.sequence = p.cu_seqlens_q == nullptr ? slot / call.of_sequence
+                                          : sequence_of_slot(p.num_sequences, slot, [&](std::int64_t s) {
+                                              return clamp_to(p.cu_seqlens_q[s], 0, p.q_tokens) / 64 + call.slack * s;
+                                            });
+  const AttentionSpan span(p, at.sequence);
+  at.queries = gradient_queries(p, call, span);
+  at.q_first = span.q_first;
+  const std::int32_t number = slot - at.queries.slot;
+  at.tile = at.queries.base + 64 * number;
+  at.exists = number >= 0 && number < at.queries.tiles();
+  return at;
+}
+
+// Computes every job, and u and delta of a tile's rows, four heads a block.
+constexpr int kPreparedHeads = 4;
+template <class T, class Tile, class Params>
+__global__ void __launch_bounds__(kPreparedHeads * 64)
+    attention_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
+  const std::int32_t slot = blockIdx.x;
+  if (blockIdx.x == 0 && blockIdx.y == 0) {
+    for (std::int64_t b = threadIdx.x; b < p.num_sequences; b += blockDim.x) {
+      const auto contradicts = [&](const std::int32_t* offsets, std::int64_t tokens) {
+        return offsets != nullptr && (offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > tokens);
+      };
+      if (contradicts(p.cu_seqlens_q, p.q_tokens) || contradicts(p.cu_seqlens_k, p.k_tokens)) *call.unordered = 1;
+    }
+  }
+  const auto threads = static_cast<std::int32_t>(gridDim.x * gridDim.y * blockDim.x);
+  const std::int32_t jobs = jobs_of<Params>(call);
+  for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < jobs;
+       job += threads) {
+    call.works[job] = gradient_work<Tile::kKeys>(p, call, job);
+  }
+  if constexpr (Tile::kColumns > 128) {
+    const std::int32_t pairs = call.query_jobs / static_cast<std::int32_t>(p.num_q_heads);
+    for (std::int32_t pair = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; pair < pairs;
+         pair += threads) {
+      call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
+    }
+  }
+  // A warp processes 32 rows of a head, four at a time. Eight lanes share a row, and each lane computes one chain. Rows
+  // are loaded in whole chunks and read from shared memory by columns.
+  constexpr int kRowBytes = Tile::kValueColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
+  constexpr int kLoads = 4 * kChunks / 32;
+  __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::int64_t head = blockIdx.y * kPreparedHeads + warp / 2;
+  if (head >= p.num_q_heads) return;
+  const GradientPlace at = gradient_place(p, call, slot);
+  const bool packed = p.cu_seqlens_q != nullptr;
+  const auto exists = [&](int row) {
+    const std::int32_t n = at.tile + row;
+    return at.exists && n >= at.queries.first && n < at.queries.last;
+  };
+  float* scalars = call.scalars + (head * call.slots + slot) * 128;
+  unsigned char(&rows)[2][4 * kStride] = staged[warp];
+#pragma unroll 2
+  for (int first = warp % 2 * 32; first < warp % 2 * 32 + 32; first += 4) {
+    uint4 chunks[2][kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = first + (lane + 32 * i) / kChunks, column = (lane + 32 * i) % kChunks * 8;
+      chunks[0][i] = chunks[1][i] = make_uint4(0, 0, 0, 0);
+      if (!exists(row) || (Tile::kColumns > 128 && column >= p.value_dim)) continue;
+      const std::int64_t token = at.q_first + at.tile + row - at.queries.past;
+      const auto* dout = static_cast<const typename T::Storage*>(p.dout.data) + column +
+                         offset_of(p.dout, packed, at.sequence, token) + head * p.dout.head_stride;
+      const auto* out = static_cast<const typename T::Storage*>(p.out.data) + column +
+                        offset_of(p.out, packed, at.sequence, token) + head * p.out.head_stride;
+      chunks[0][i] = *reinterpret_cast<const uint4*>(dout);
+      chunks[1][i] = *reinterpret_cast<const uint4*>(out);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int to = (lane + 32 * i) / kChunks * kStride + (lane + 32 * i) % kChunks * 16;
+      *reinterpret_cast<uint4*>(rows[0] + to) = chunks[0][i];
+      *reinterpret_cast<uint4*>(rows[1] + to) = chunks[1][i];
+    }
+    __syncwarp();
+    float sum = 0.0f;
+#pragma unroll
+    for (int column = lane % 8; column < Tile::kValueColumns; column += 8) {
+      const int from = lane / 8 * kStride + column * 2;
+      sum = fma_rn(T::load(*reinterpret_cast<const typename T::Storage*>(rows[0] + from)),
+                   T::load(*reinterpret_cast<const typename T::Storage*>(rows[1] + from)), sum);
+    }
+#pragma unroll
+    for (int distance = 1; distance < kAttentionChains; distance *= 2) {
+      sum = add_rn(sum, AttentionGpu::shuffle_xor(sum, distance));
+    }
+    const int row = first + lane / 8;
+    if (lane % 8 != 0) continue;
+    float u = infinity(), delta = 0.0f;
+    if (exists(row)) {
+      const std::int64_t index = lse_index(p, at.sequence, at.q_first + at.tile + row - at.queries.past, head);
+      u = mul_rn(p.lse[index], kLog2e);
+      delta = p.dlse == nullptr ? sum : sub_rn(sum, p.dlse[index]);
+    }
+    scalars[row] = u;
+    scalars[64 + row] = delta;
+  }
+}
+
+// Scales and rounds the summed dq of a tile. Blocks of this kernel begin on multiprocessors that have no jobs left,
+// while jobs elsewhere still add to tiles. So a block waits until the last block of keys has added to its tile. For a
+// tree it waits for the whole previous kernel.
+template <class T, class Tile, class Params>
+__global__ void __launch_bounds__(256)
+    attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
+  // The next kernel waits only for this one.
+  if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
+  const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
+  const GradientPlace at = gradient_place(p, call, static_cast<std::int32_t>(slot));
+  if (!at.exists || at.tile + Tile::kQueries <= at.queries.first) return;
+  if constexpr (!kMayBranch<Params>) {
+    if (*call.unordered != 0) {
+      wait_for_previous_kernel();
+    } else {
+      if (threadIdx.x == 0) {
+        const std::uint32_t* const turns = call.turns + head * call.slots + slot;
+        const std::uint32_t all = contributors<Tile::kKeys>(p, at.queries, at.tile);
+        // Many blocks wait here. Without pauses their reads delay the jobs that read and raise neighbouring counters.
+        while (*static_cast<const volatile std::uint32_t*>(turns) < all) __nanosleep(500);
+        wait_for_turn(turns, all);
+      }
+      __syncthreads();
+    }
+  }
+  const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const auto* sums =
+      reinterpret_cast<const float4*>(call.sums + (head * call.slots + slot) * (Tile::kQueries * Tile::kColumns)) +
+      thread;
+  const std::int64_t columns = Tile::kColumns > 128 ? p.head_dim : Tile::kColumns;
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int tile = 0; tile < Tile::kFours; tile += 4) {
+    float4 found[4];
+    const int column = Tile::column_of(half, tile) + thread % 4 * 8;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) found[k] = __ldcg(sums + (Tile::four_at(half, tile) + k) * 128);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      std::uint32_t x[4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float a = r == 0 ? found[k].x : found[k].z, b = r == 0 ? found[k].y : found[k].w;
+        x[k] = T::pack(add_rn(mul_rn(a, p.softmax_scale), 0.0f), add_rn(mul_rn(b, p.softmax_scale), 0.0f));
+      }
+      exchange_in_quad(x);
+      const std::int32_t n = at.tile + row + 8 * r;
+      if (n >= at.queries.first && n < at.queries.last && (Tile::kColumns <= 128 || column < columns)) {
+        const std::int64_t token = row_of(p, at.sequence, at.q_first + n - at.queries.past);
+        auto* to = static_cast<typename T::Storage*>(p.dq) + (token * p.num_q_heads + head) * columns + column;
+        *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
+      }
+    }
+  }
+}
+
+// Writes +0 to the gradients of tokens of q, or of k, that are not in use, and of queries that see no key. One warp
+// takes a token.
+template <bool kIsQuery>
+__global__ void __launch_bounds__(256)
+    attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t tokens) {
+  const std::int64_t token = blockIdx.x * std::int64_t{8} + threadIdx.x / 32;
+  if (token >= tokens) return;
+  const std::int32_t* offsets = kIsQuery ? p.cu_seqlens_q : p.cu_seqlens_k;
+  const std::int64_t of_sequence = kIsQuery ? p.q_tokens : p.k_tokens;
+  std::int64_t sequence = 0, place = token;
+  bool used = true;
+  if (offsets != nullptr) {
+    sequence = sequence_of(offsets, p.num_sequences, token);
+    used = sequence < p.num_sequences && offsets[sequence] <= token;
+  } else {
+    sequence = token / of_sequence;
+    place = token % of_sequence;
+  }
+  if (used) {
+    const AttentionSpan span(p, sequence);
+    const std::int64_t i = place - (kIsQuery ? span.q_first : span.k_first);
+    used = i >= 0 && i < (kIsQuery ? span.num_queries : span.num_keys);
+    if (kIsQuery && used) used = !span.keys_of(i).empty();
+  }
+  if (used) return;
+  const std::int64_t heads = kIsQuery ? p.num_q_heads : p.num_kv_heads;
+  for (void* to : {kIsQuery ? p.dq : p.dk, kIsQuery ? nullptr : p.dv}) {
+    if (to == nullptr) continue;
+    const std::int64_t chunks = heads * (to == p.dv ? p.value_dim : p.head_dim) / 8;
+    auto* row = static_cast<uint4*>(to) + token * chunks;
+    for (std::int64_t i = threadIdx.x % 32; i < chunks; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+template <class T, class Tile, Exp kExp, class Params>
+void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
+  const GradientLayout layout(p, kernel);
+  GradientCallOf<Params> call;
+  call.q = attention_map(p, p.q, true, Tile::kQueries);
+  call.dout = attention_map(p, p.dout, true, Tile::kQueries, 64, p.value_dim);
+  call.k = attention_map(p, p.k, false, Tile::kKeys);
+  call.v = attention_map(p, p.v, false, Tile::kKeys, 64, p.value_dim);
+  call.slots = static_cast<std::int32_t>(layout.slots);
+  call.of_sequence = static_cast<std::int32_t>(layout.of_sequence);
+  call.slack = static_cast<std::int32_t>(layout.slack);
+  call.key_blocks = static_cast<std::int32_t>(layout.key_blocks);
+  call.jobs = static_cast<std::int32_t>(layout.jobs);
+  call.block_jobs = static_cast<std::int32_t>(layout.block_jobs);
+  call.part_heads = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads / layout.parts);
+  // Concurrent blocks of one head walk through the head's tiles about two tiles apart. If there are more blocks than
+  // this distance allows, heads alternate.
+  const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
+    return offsets != nullptr ? tokens / p.num_sequences : tokens;
+  };
+  const std::int64_t tiles = of_each(p.q_tokens, p.cu_seqlens_q) / Tile::kQueries * call.part_heads;
+  const std::int64_t room = std::max<std::int64_t>(tiles / 2, 1), blocks = multiprocessors(current_device());
+  const bool has_room = of_each(p.k_tokens, p.cu_seqlens_k) / Tile::kKeys <= room;
+  call.section = has_room ? 1 : static_cast<std::int32_t>(std::clamp<std::int64_t>(blocks / room, 1, p.num_kv_heads));
+  auto* workspace = static_cast<unsigned char*>(p.workspace);
+  call.counter = reinterpret_cast<std::uint32_t*>(workspace);
+  call.unordered = call.counter + 1;
+  call.turns = reinterpret_cast<std::uint32_t*>(workspace + GradientLayout::kTurnsAt);
+  call.works = reinterpret_cast<GradientWork*>(workspace + layout.works_at);
+  call.scalars = reinterpret_cast<float*>(workspace + layout.scalars_at);
+  call.sums = reinterpret_cast<float*>(workspace + layout.sums_at);
+  call.kept_turns = reinterpret_cast<std::uint32_t*>(workspace + layout.kept_turns_at);
+  call.kept = reinterpret_cast<float*>(workspace + layout.kept_at);
+  call.query_jobs = static_cast<std::int32_t>(layout.query_pairs * p.num_q_heads);
+  call.query_works = reinterpret_cast<QueryWork*>(workspace + layout.query_works_at);
+  call.query_counter = call.counter + 3;
+  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
+  if constexpr (kMayBranch<Params>) {
+    call.section = multiprocessors(current_device());
+    call.jobs_of_paths = reinterpret_cast<std::int32_t*>(call.counter + 2);
+    call.firsts = reinterpret_cast<std::int32_t*>(workspace + layout.firsts_at);
+    call.rows = reinterpret_cast<GradientRow*>(workspace + layout.rows_at);
+    call.row_turns = reinterpret_cast<std::uint32_t*>(workspace + layout.row_turns_at);
+    call.row_sums = reinterpret_cast<float*>(workspace + layout.row_sums_at);
+    launch_path_blocks(p, call, stream);
+  }
+  const auto slots = static_cast<unsigned>(layout.slots), heads = static_cast<unsigned>(p.num_q_heads);
+  attention_prepare_kernel<T, Tile, Params>
+      <<<dim3(slots, (heads + kPreparedHeads - 1) / kPreparedHeads), kPreparedHeads * 64, 0, stream>>>(p, call);
+  check(cudaGetLastError(), "launch of attention's lse and delta");
+  const int grid = std::min(call.jobs, multiprocessors(current_device()));
+  if constexpr (Tile::kColumns > 128) {
+    if (p.dk != nullptr) {
+      allow_shared_memory<attention_wide_gradient_kernel<T, Tile, kExp>>();
+      attention_wide_gradient_kernel<T, Tile, kExp><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+      check(cudaGetLastError(), "launch of attention's gradients");
+    }
+    if (p.dq != nullptr) {
+      using QueryTile = QueryGradientTile<Tile::kColumns, Tile::kValueColumns>;
+      GradientCall of_queries = call;
+      of_queries.k = attention_map(p, p.k, false, QueryTile::kKeys);
+      of_queries.v = attention_map(p, p.v, false, QueryTile::kKeys, 64, p.value_dim);
+      const auto launch = [&](auto overlaps) {
+        constexpr bool kBeside = decltype(overlaps)::value;
+        allow_shared_memory<attention_query_gradient_kernel<T, QueryTile, kExp>>();
+        launch_dependent<kBeside>(attention_query_gradient_kernel<T, QueryTile, kExp>,
+                                  std::min(call.query_jobs, multiprocessors(current_device())), QueryTile::kThreads,
+                                  QueryTile::kBytes, stream, p, of_queries, kBeside);
+      };
+      p.dk != nullptr ? launch(std::true_type{}) : launch(std::false_type{});
+    }
+  } else {
+    allow_shared_memory<attention_gradient_kernel<T, Tile, kExp, Params>>();
+    attention_gradient_kernel<T, Tile, kExp, Params><<<grid, Tile::kThreads, Tile::kBytes, stream>>>(p, call);
+    check(cudaGetLastError(), "launch of attention's gradients");
+    if (p.dq != nullptr) {
+      launch_dependent<!kMayBranch<Params>>(attention_round_dq_kernel<T, Tile, Params>, static_cast<int>(slots * heads),
+                                            256, 0, stream, p, call);
+    }
+  }
+  const auto clear = [&](auto is_query, std::int64_t tokens) {
+    attention_clear_kernel<decltype(is_query)::value>
+        <<<static_cast<unsigned>((tokens + 7) / 8), 256, 0, stream>>>(p, tokens);
+    check(cudaGetLastError(), "launch of attention's clearing");
+  };
+  // If every token is in use and sees a key, nothing needs clearing.
+  const bool some_keys = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
+  const bool some_queries = p.cu_seqlens_q != nullptr || p.seqused_q != nullptr;
+  if (p.dq != nullptr && (some_queries || some_keys || (p.causal && p.k_tokens < p.q_tokens))) {
+    clear(std::true_type{}, attention_rows(p));
+  }
+  if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
+}
+
+// All gradients of a call. kIsWide: heads have more than 128 columns.
+template <bool kIsWide, class Params>
+void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
+  with_element_type(p.dtype, [&](auto t) {
+    using T = decltype(t);
+    if constexpr (T::kPacked) {
+      const auto launch = [&](auto tile) {
+        using Tile = decltype(tile);
+        p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, kernel, stream)
+                                : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
+      };
+      if constexpr (kIsWide) {
+        WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WideGradientTile<192, 128, 128>{})
+                                                             : launch(WideGradientTile<256, 256, 64>{});
+      } else {
+        p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+      }
+      if (p.dsinks == nullptr) return;
+      AttentionBackwardParams of_delta = p;  // delta follows the workspace of the gradients
+      of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;
+      run_attention_delta<T>(of_delta, stream);
+      run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace rlk::cuda

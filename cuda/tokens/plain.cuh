@@ -1,0 +1,403 @@
+// The pass over tokens of plain arrays (kernels/tokens/plain.h). A lane copies its vec4s of the next steps into its
+// own slots of a ring in shared memory, and reads them back itself. So it needs no barrier, and copies in flight hold
+// no registers.
+#pragma once
+
+#include "../common/async_copy_groups_sm80.cuh"
+#include "../common/async_copy_sm80.cuh"
+#include "../common/kernel_memory.h"
+#include "../common/vec8.cuh"
+#include "kernels/tokens/plain.h"
+#include "passes.cuh"
+
+namespace rlk::cuda {
+namespace {  // one copy per architecture
+
+constexpr int kPlainStages = 2;  // stages of the ring
+constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
+// A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. Each lane contributes four
+// sums per step. Gaps between them let the threads that add them read different banks.
+constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
+              kKept = kKeptSteps * kKeptStep;
+template <class Terms>
+struct PlainShared {
+  uint4 ring[kPlainStages][Terms::kInputs + kMaskVectors][kTokenThreads];
+  float kept[kTokenWaves<TokenGpu>][kKept];
+  WaveResults of_waves;
+};
+
+__device__ __forceinline__ void copy_async_16_if(bool condition, std::uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p cp.async.cg.shared.global [%0], [%1], 16;\n\t}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(condition))
+      : "memory");
+}
+__device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t shared, const void* global) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %2, 0;\n\t@p cp.async.ca.shared.global [%0], [%1], 4;\n\t}" ::"r"(shared),
+      "l"(global), "r"(static_cast<int>(condition))
+      : "memory");
+}
+// Stores without a branch: the compiler would move the computation of the value into one.
+__device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
+          static_cast<int>(condition)),
+      "l"(to), "f"(x.v[0]), "f"(x.v[1]), "f"(x.v[2]), "f"(x.v[3])
+      : "memory");
+}
+__device__ __forceinline__ float add_if(std::int32_t condition, float sum, float value) {
+  asm("{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %1, 0;\n\t@p add.rn.f32 %0, %0, %2;\n\t}"
+      : "+f"(sum)
+      : "r"(condition), "f"(value));
+  return sum;
+}
+
+// The lane, read again at each use, so that the compiler keeps no value derived from it across all steps.
+__device__ __forceinline__ int lane_again() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// Adds up the sums of the steps that a warp has kept, at most kKeptSteps. A lane returns the sum with number
+// sum_index(lane), as scattered does.
+__device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
+  const int lane = lane_again(), step = lane / 4 % 4;
+  const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
+  __syncwarp();
+  float x[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = from[4 * i];
+  __syncwarp();  // before the next kept value overwrites these
+#pragma unroll
+  for (int distance = 1; distance < 16; distance *= 2) {
+#pragma unroll
+    for (int i = 0; i < 16; i += 2 * distance) x[i] = __fadd_rn(x[i], x[i + distance]);
+  }
+  float sum = __fadd_rn(x[0], TokenGpu::shuffle_xor(x[0], 16));
+  sum = step < steps ? sum : 0.0f;
+  sum = __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 4));
+  return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
+}
+
+// A lane's tokens in its warp's stretch of a tile, and the copies of its next steps. kShared: one input value serves
+// all tokens of a sequence (shares_input).
+template <class Terms, bool kShared>
+class PlainCopies {
+ public:
+  static constexpr int kInputs = Terms::kInputs;
+  static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
+
+  // Copies of sequence s. `first` is this lane's first token; the stretch has `of_lane` tokens from there on.
+  __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
+                                         PlainShared<Terms>* shared)
+      : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if (!is_copied(i)) continue;
+      const PolicyTokens a = Terms::input(p, i);
+      input_[i] = kept(a.data + s * a.sequence_stride + first);
+    }
+    const TokenMask& mask = Terms::mask(p);
+    mask_bytes_ = mask.bytes;  // is_plain_mask
+    masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.row_stride + first) * mask_bytes_);
+  }
+
+  // Prefetches the data of the first copies: `tokens` tokens from this lane on, which is its warp's first.
+  __device__ __forceinline__ void prefetch(int tokens) const {
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if (is_copied(i) && (i < Terms::kFirstOptional || is_given_)) prefetch_to_l2(input_[i], tokens * 4);
+    }
+    if (mask_bytes_ >= 4) prefetch_to_l2(masks_, tokens * mask_bytes_);
+  }
+  // Begins the copies of the step `at` tokens ahead, into `stage`.
+  __device__ __forceinline__ void begin(unsigned at, int stage) const {
+    const bool exists = static_cast<int>(at) < of_lane_;
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) {
+      if (!is_copied(i)) continue;
+      copy_async_16_if(exists && (i < Terms::kFirstOptional || is_given_), shared_address(slot(stage, i)),
+                       input_[i] + at);
+    }
+    const unsigned char* const from = masks_ + at * mask_bytes_;
+    copy_async_16_if(exists && mask_bytes_ >= 4, shared_address(slot(stage, kInputs)), from);
+    copy_async_16_if(exists && mask_bytes_ == 8, shared_address(slot(stage, kInputs + 1)), from + 16);
+    copy_async_4_if(exists && mask_bytes_ == 1, shared_address(slot(stage, kInputs)), from);
+    copy_async_commit();
+  }
+  __device__ __forceinline__ Vec4 input(int stage, int i) const {
+    const uint4 bits = *slot(stage, i);
+    return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
+  }
+  // Keeps a step's output and mask in place of its inputs, which have been read.
+  __device__ __forceinline__ void keep(int stage, const Vec4& out, const Vec4Mask& mask) const {
+    static_assert(kInputs >= 2);
+    const auto bits = [](float x) { return __float_as_uint(x); };
+    *slot(stage, 0) = {bits(out.v[0]), bits(out.v[1]), bits(out.v[2]), bits(out.v[3])};
+    const std::int32_t* const of = mask.v;
+    *slot(stage, 1) = make_uint4(of[0], of[1], of[2], of[3]);
+  }
+  __device__ __forceinline__ Vec4Mask kept_mask(int stage) const {
+    const uint4 of = *slot(stage, 1);
+    return {{static_cast<int>(of.x), static_cast<int>(of.y), static_cast<int>(of.z), static_cast<int>(of.w)}};
+  }
+  __device__ __forceinline__ Vec4Mask mask(int stage, bool is_float) const {
+    Vec4Mask taken = {{-1, -1, -1, -1}};
+    if (mask_bytes_ == 0) return taken;
+    if (is_float) {
+      const Vec4 x = input(stage, kInputs);
+#pragma unroll
+      for (int j = 0; j < kVec4; ++j) taken.v[j] = ones_unless_zero(x.v[j]);
+      return taken;
+    }
+    uint4 bits = *slot(stage, kInputs);
+    if (mask_bytes_ == 8) {
+      const uint4 more = *slot(stage, kInputs + 1);
+      bits = {bits.x | bits.y, bits.z | bits.w, more.x | more.y, more.z | more.w};
+    } else if (mask_bytes_ == 1) {
+      bits = {bits.x & 0xff, bits.x & 0xff00, bits.x & 0xff0000, bits.x & 0xff000000};
+    }
+    const std::uint32_t of[kVec4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int j = 0; j < kVec4; ++j) taken.v[j] = ones_unless_zero(static_cast<std::int32_t>(of[j]));
+    return taken;
+  }
+
+ private:
+  __device__ __forceinline__ uint4* slot(int stage, int i) const { return &shared_->ring[stage][i][threadIdx.x]; }
+  // Keeps a value in a register, so that the compiler does not compute it again at every step.
+  template <class T>
+  static __device__ __forceinline__ T* kept(T* pointer) {
+    asm("" : "+l"(pointer));
+    return pointer;
+  }
+
+  PlainShared<Terms>* shared_;
+  const float* input_[kInputs];
+  const unsigned char* masks_;
+  unsigned mask_bytes_;
+  int of_lane_;
+  bool is_given_;
+};
+
+// Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
+// kShared: `value` is the input of all of them. kKeeps: outputs are kept, at most one of each stage, and not stored.
+template <class Terms, bool kShared, bool kKeeps = false>
+__device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
+                                                   const typename Terms::Factors& factors, int left,
+                                                   const PlainCopies<Terms, kShared>& copies, float value,
+                                                   float* output, float* of_warp) {
+  constexpr int kInputs = Terms::kInputs, kCounts = Terms::kCounts, kLanes = TokenGpu::kLanes;
+  constexpr int kStep = kLanes * kVec4;
+  constexpr unsigned kOther = 64;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
+  static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
+  float counts[kCounts / 2] = {};  // two conditions each: the first count plus kOther times the second
+  int tokens = 0;
+  std::uint32_t most = 0;  // a pattern: WaveSums
+  const auto take_step = [&](unsigned at, int stage, float* to) {
+    copy_async_wait<kPlainStages - 1>();
+    Vec4 in[kInputs];
+#pragma unroll
+    for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Vec4>(value);
+    Vec4Mask taken = copies.mask(stage, Terms::mask(p).is_float);
+    copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what it has read itself
+    const bool exists = static_cast<int>(at) < of_lane;
+    if (static_cast<int>(at) + kStep > left) {
+#pragma unroll
+      for (int j = 0; j < kVec4; ++j) taken.v[j] = exists ? taken.v[j] : 0;
+    }
+    Vec4 out;
+    PlainSums<Vec4> sums;
+    Terms::token(p, factors, in, taken, &out, &sums, [&](int i, const Vec4Mask& condition) {
+#pragma unroll
+      for (int j = 0; j < kVec4; ++j) {
+        counts[(i - 1) / 2] = add_if(condition.v[j], counts[(i - 1) / 2], i % 2 == 1 ? 1.0f : float{kOther});
+      }
+    });
+    if constexpr (kKeeps) {
+      copies.keep(stage, out, taken);
+    } else {
+      store_vec4_if(exists, output + at, out);
+    }
+#pragma unroll
+    for (int j = 0; j < kVec4; ++j) {
+      tokens -= taken.v[j];
+      most = max(most, __float_as_uint(sums.maximum.v[j]));
+    }
+    float of_quad[kLowerSums];
+#pragma unroll
+    for (int i = 0; i < kLowerSums; ++i) {
+      const float* const v = sums.sum[i].v;
+      of_quad[i] = __fadd_rn(__fadd_rn(v[0], v[1]), __fadd_rn(v[2], v[3]));
+    }
+    *reinterpret_cast<float4*>(to) = make_float4(of_quad[0], of_quad[1], of_quad[2], of_quad[3]);
+  };
+  static_assert(kPlainStages == 2 && kKeptSteps == 4 && kMostSteps == 3);
+  float sum = 0.0f;
+#pragma unroll 1
+  for (int begin = 0; begin < left; begin += kKeptSteps * kStep) {
+    const int kept_steps = min(kKeptSteps, (left - begin + kStep - 1) / kStep);
+    const int again = lane_again();
+    float* to = of_warp + again * 4 + again / 16 * (kKeptHalf - 64);
+#pragma unroll 1
+    for (int at = begin, end = begin + kept_steps * kStep; at < end; at += 2 * kStep, to += 2 * kKeptStep) {
+      take_step(at, 0, to);
+      if (at + kStep < end) take_step(at + kStep, 1, to + kKeptStep);
+    }
+    const float of_kept = sum_of_kept(of_warp, kept_steps);
+    sum = begin == 0 ? of_kept : __fadd_rn(sum, of_kept);
+  }
+  WaveTokens of = {};
+  of.sum[0] = sum;
+  of.count[0] = TokenGpu::sum_over_wave(static_cast<std::uint32_t>(tokens));
+#pragma unroll
+  for (int i = 0; i < kCounts; i += 2) {  // two counts per word: a warp counts fewer than 2^16
+    const auto both = static_cast<std::uint32_t>(counts[i / 2]);
+    const std::uint32_t of_wave = TokenGpu::sum_over_wave(both % kOther | both / kOther << 16);
+    of.count[1 + i] = of_wave & 0xffff;
+    of.count[2 + i] = of_wave >> 16;
+  }
+  of.maximum[0] = __uint_as_float(TokenGpu::max_over_wave(most));
+  of.sum[1] = Terms::upper_sum(kLowerSums + sum_index(lane), of.count[0]);
+  return of;
+}
+
+// The slot of the warp, or of its block. The block index is read again at each use, as in lane_again.
+__device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
+  unsigned block;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+  return of_wave ? block * kTokenWaves<TokenGpu> + threadIdx.x / TokenGpu::kLanes : block;
+}
+
+template <class Batch, class Terms, int kLeastBlocks, bool kShared>
+__global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
+    plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                        std::int64_t slots, int tile) {
+  extern __shared__ uint4 plain_memory[];
+  auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
+  allow_next_kernel();  // each kernel waits for the whole previous one
+  const auto num_tokens = static_cast<int>(Terms::sequences(p).num_tokens);
+  const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
+  const unsigned wave = threadIdx.x / TokenGpu::kLanes;
+  const bool of_wave = tile == kWaveTile<TokenGpu>;
+  const unsigned slot = slot_of_warp(of_wave);  // slots are fewer than 2^31
+  const unsigned s = slot / tiles;
+  const int lane = static_cast<int>(threadIdx.x) % TokenGpu::kLanes;
+  const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;  // tokens
+  const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
+  const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
+  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
+  // Blocks that are resident while the previous kernel still runs prefetch into L2 the inputs that this kernel does not
+  // write.
+  constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
+  if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
+    copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
+  }
+  wait_for_previous_kernel();
+  if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
+  if (slot >= slots) return;
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * TokenGpu::kLanes * kVec4, i);
+  const typename Batch::Factors factors =
+      Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
+  float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
+  float value = 0.0f;
+  if constexpr (kShared) {
+    const PolicyTokens a = Terms::input(p, Terms::kShareable);
+    value = a.data[std::int64_t{s} * a.sequence_stride];
+  }
+  const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, value, output, shared->kept[wave]);
+  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
+}
+
+// Computes plain calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). This
+// kernel runs beside few_counts_kernel. Each warp computes outputs of weight 1 and keeps them over its one or two
+// steps, until the counts give the weights.
+template <class Batch, class Terms, bool kShared>
+__global__ void __launch_bounds__(kTokenThreads, 2)
+    plain_counted_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
+                         std::int64_t slots, int tile) {
+  extern __shared__ uint4 plain_memory[];
+  auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
+  allow_next_kernel();
+  constexpr int kLanes = TokenGpu::kLanes, kStep = kLanes * kVec4;
+  const Sequences& q = Terms::sequences(p);
+  const auto num_tokens = static_cast<int>(q.num_tokens);
+  const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
+  const int wave = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
+  const bool of_wave = tile == kWaveTile<TokenGpu>;
+  const unsigned slot = slot_of_warp(of_wave), s = slot / tiles;
+  const bool exists = slot < slots;
+  const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;
+  const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : wave * of_warp);
+  const int left = exists ? min(num_tokens - first, of_warp) : 0, mine = first + lane * kVec4;
+  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * kStep, i);
+  float value = 0.0f;
+  if constexpr (kShared) {
+    const PolicyTokens a = Terms::input(p, Terms::kShareable);
+    if (exists) value = a.data[std::int64_t{s} * a.sequence_stride];
+  }
+  static_assert(!Terms::kOfSequence);
+  typename Batch::Factors factors;
+  factors.weight = 1.0f;
+  const WaveTokens of =
+      plain_tokens<Terms, kShared, true>(p, factors, left, copies, value, nullptr, shared->kept[wave]);
+  wait_for_previous_kernel();
+  const PolicyTotals totals = totals_of_few<Batch>(q, w.factors);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    *w.shared = totals;  // for the sums
+    *w.finished = 0;
+  }
+  if (!exists) return;
+  set_weights(p, totals, w.factors[s].tokens, &factors);
+  float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
+#pragma unroll
+  for (int i = 0; i < kPlainStages; ++i) {
+    if (i * kStep >= left - lane * kVec4) continue;
+    const Vec4 scaled = mul_rn(broadcast<Vec4>(factors.weight), copies.input(i, 0));
+    const Vec4 out = canonical_product(where(copies.kept_mask(i), scaled));
+    TokenGpu::store_vec4(output + i * kStep, either(factors.weight == 0.0f, broadcast<Vec4>(0.0f), out));
+  }
+  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
+}
+template <class Batch>
+bool counts_few(const typename Batch::Params& p, int tile) {
+  constexpr int kMost = kPlainStages * TokenGpu::kLanes * kVec4;  // tokens of a warp
+  return Batch::needs_pass_before(p) && Batch::counts_alone(p) && are_few(Batch::sequences(p), tile) &&
+         (tile == kWaveTile<TokenGpu> || (1 << tile) / kTokenWaves<TokenGpu> <= kMost);
+}
+
+// With few blocks, a multiprocessor runs two without a register limit; with more blocks it runs three.
+template <bool kOverlap, class Batch, class Terms>
+void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
+  constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));
+  if (counts_few<Batch>(p, plan.tile)) {
+    const auto run_counted = [&](auto shared) {
+      constexpr auto* kKernel = &plain_counted_kernel<Batch, Terms, decltype(shared)::value>;
+      RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
+      run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes, true}, stream);
+    };
+    return shares_input<Terms>(p) ? run_counted(std::true_type()) : run_counted(std::false_type());
+  }
+  const auto run = [&](auto blocks, auto shared) {
+    constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value, decltype(shared)::value>;
+    RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
+    run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes}, stream);
+  };
+  const auto run_blocks = [&](auto blocks) {
+    shares_input<Terms>(p) ? run(blocks, std::true_type()) : run(blocks, std::false_type());
+  };
+  if (token_passes(Batch::sequences(p), plan).token_blocks <= 2 * multiprocessors(current_device())) {
+    run_blocks(std::integral_constant<int, 2>());
+  } else {
+    run_blocks(std::integral_constant<int, 3>());
+  }
+}
+
+}  // namespace
+}  // namespace rlk::cuda

@@ -1,0 +1,62 @@
+// Partials of attention: the state of a row after a split, and where it is stored. For every backend.
+#pragma once
+
+#include "kernels/attention/row.h"
+#include "kernels/attention/sinks.h"
+#include "kernels/attention/span.h"
+
+namespace rlk {
+
+// m and l of a row in a split; the row sees some of the split's keys.
+struct AttentionPartial {
+  float m, l;
+
+  // Takes m and l after the split's keys.
+  RLK_HD AttentionPartial(float m_of_split, float l_of_split)
+      : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
+        l(m > -infinity() ? l_of_split
+          : is_nan(m)     ? 0.0f
+                          : 1.0f) {}
+  // O of a column.
+  RLK_HD float sum(float of_split) const {
+    if (!(m > -infinity())) return 0.0f;
+    return is_nan(of_split) ? canonical_nan() : add_rn(of_split, 0.0f);
+  }
+};
+// Whether a row with this partial sees a key of the split.
+RLK_HD bool attention_partial_sees(float m, float l) { return m != -infinity() || l != 0.0f; }
+
+// Range of keys that a row sees of split `number`.
+RLK_HD AttentionRange attention_seen_of_split(const AttentionSpan& span, AttentionRange sees, std::int64_t number) {
+  const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
+  sees = span.here(sees);
+  return {sees.first > first ? sees.first : first, sees.last < last ? sees.last : last};
+}
+
+// Index of the partial of split `number` for a row (token, head); `rows` counts the rows of one head.
+RLK_HD std::int64_t attention_partial_index(const AttentionInput& p, std::int64_t rows, std::int64_t number,
+                                            std::int64_t row) {
+  return (number - p.first_split) * rows + row;
+}
+
+// Writes the partials that the split kernels leave out: eight columns of a row in a split of which it sees no key. The
+// thread is number `index` of splits * rows * heads * (value_dim / 8).
+RLK_DEVICE void attention_partial_blank(const AttentionPartialsParams& p, std::int64_t index) {
+  const std::int64_t vec8s = p.value_dim / 8, rows = attention_rows(p) * p.num_q_heads;
+  const std::int64_t cell = index / vec8s, vec8 = index % vec8s, number = p.first_split + cell / rows;
+  const AttentionQuery query(p, cell % rows / p.num_q_heads);
+  const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
+  if (query.used() && query.sees.first < last && query.sees.last > first) return;
+  if (vec8 == 0) {
+    in_memory(p.stats)[2 * cell] = -infinity();
+    in_memory(p.stats)[2 * cell + 1] = 0.0f;
+  }
+  auto* to = in_memory(p.sums) + cell * p.value_dim + vec8 * 8;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) to[i] = 0.0f;
+}
+inline std::int64_t attention_blank_threads(const AttentionPartialsParams& p) {
+  return p.num_splits * attention_rows(p) * p.num_q_heads * (p.value_dim / 8);
+}
+
+}  // namespace rlk

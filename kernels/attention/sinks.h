@@ -1,0 +1,121 @@
+// The sink of a query head, for every backend. Forward merges it as one more split of a row; backward sums its gradient
+// over the rows of q. Gpu supplies the hardware's exponential and, for a block, thread indices and barriers.
+#pragma once
+
+#include "kernels/attention/row.h"
+#include "kernels/attention/tile.h"
+#include "rlk/math/softmax_stats.h"
+
+namespace rlk {
+
+// Computes 2^t in backward with the exponential of the mode.
+template <class Gpu>
+RLK_DEVICE float attention_probability(float t, Exp exp) {
+  const float p = Gpu::kHasHardwareExp && exp == Exp::kHardware
+                      ? Gpu::ex2(t)
+                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // keeps a NaN
+  return is_nan(t) ? canonical_nan() : p;
+}
+
+// A sink as a node whose O is 0. m is -Inf if it contributes nothing, and NaN if its rows fail.
+struct AttentionSink {
+  float m = -infinity(), l = 0.0f;
+
+  // Merges the sink into a row after its last split. It changes l and m here. The caller applies the returned merge to
+  // each sum by operator()(sum, 0).
+  RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
+    const AttentionMerge merge(*row_m, m);
+    *row_l = merge(*row_l, l);
+    *row_m = merge.m;
+    return merge;
+  }
+};
+// Makes a node from a natural logarithm, which is a sink or the lse of a part.
+template <class Gpu>
+RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
+  const float u = mul_rn(kLog2e, logarithm);
+  AttentionSink node;
+  SoftmaxStats failed;
+  const LeafReference r = leaf_reference(kLog2e, logarithm, &failed);
+  if (r.usable) {
+    node.m = r.m;
+    node.l = Gpu::kHasHardwareExp && exp == Exp::kHardware ? Gpu::ex2(sub_rn(u, r.m))
+                                                           : stat_exp_portable(u, 1.0f, sub_rn(kStatsShift, r.m));
+  } else if (is_nan(failed.m)) {
+    node.m = canonical_nan();
+  }
+  return node;
+}
+template <class Gpu>
+RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t head) {
+  return attention_node<Gpu>(in_memory(p.sinks)[head], p.exp);
+}
+
+// The query at an index in q; the index counts over all sequences.
+struct AttentionQuery {
+  std::int64_t sequence, token;  // token: index in packed q, or in its sequence
+  AttentionRange sees = {0, 0};  // keys that the query sees; none if the query is not in use
+
+  template <class Params>
+  RLK_HD AttentionQuery(const Params& p, std::int64_t place) {
+    if (p.cu_seqlens_q != nullptr) {
+      sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, place);
+      token = place;
+      if (sequence >= p.num_sequences || in_memory(p.cu_seqlens_q)[sequence] > token) return;
+    } else {
+      sequence = place / p.q_tokens;
+      token = place % p.q_tokens;
+    }
+    const AttentionSpan span(p, sequence);
+    const std::int64_t i = token - span.q_first;
+    if (i < span.num_queries) sees = kMayBePartial<Params> ? span.here(span.keys_of(i)) : span.keys_of(i);
+  }
+  RLK_HD bool used() const { return !sees.empty(); }
+};
+
+constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
+
+// Sums p * delta in one chain over the rows of q in a group. `delta` is laid out as lse.
+template <class Gpu>
+RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
+                                      std::int64_t head, std::int64_t group) {
+  const float u = mul_rn(kLog2e, in_memory(p.sinks)[head]);
+  const std::int64_t begin = group * kSinkGroupRows;
+  float sum = 0.0f;
+  for (std::int64_t row = begin; row < begin + kSinkGroupRows && row < rows; ++row) {
+    const AttentionQuery query(p, row);
+    if (!query.used()) continue;
+    const std::int64_t at = lse_index(p, query.sequence, query.token, head);
+    const float t = fma_rn(in_memory(p.lse)[at], -kLog2e, u);
+    sum = fma_rn(attention_probability<Gpu>(t, p.exp), in_memory(delta)[at], sum);
+  }
+  return sum;
+}
+
+// A block of threads computes dsinks of a head, with kSinkGroups shared floats. The block may be a single thread.
+template <class Gpu>
+RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
+                                        std::int64_t head, float* sums) {
+  const std::int64_t groups = (rows + kSinkGroupRows - 1) / kSinkGroupRows;
+  const int thread = Gpu::thread(), threads = Gpu::threads();
+  float total = 0.0f;
+  for (std::int64_t first = 0; first < groups; first += kSinkGroups) {
+    for (int i = thread; i < kSinkGroups; i += threads) {
+      sums[i] = first + i < groups ? attention_sink_group<Gpu>(p, delta, rows, head, first + i) : 0.0f;
+    }
+    for (int distance = 1; distance < kSinkGroups; distance *= 2) {
+      Gpu::barrier();
+      for (int i = thread * 2 * distance; i < kSinkGroups; i += threads * 2 * distance) {
+        sums[i] = add_rn(sums[i], sums[i + distance]);
+      }
+    }
+    Gpu::barrier();
+    total = first == 0 ? sums[0] : add_rn(total, sums[0]);
+    Gpu::barrier();  // they are written again
+  }
+  if (thread != 0) return;
+  const float gradient = sub_rn(0.0f, total);
+  in_memory(p.dsinks)[head] = is_nan(gradient) ? canonical_nan() : gradient;
+}
+
+}  // namespace rlk

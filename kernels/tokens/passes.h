@@ -1,0 +1,301 @@
+// Passes over tokens on a GPU of any vendor, for an operator with a Batch (terms.h). They run one after another:
+//   statistics   sums of each tile, if tokens need a value of their sequence or numbers of tokens
+//   sequences    sums of each sequence, with the values for its tokens; counts over all sequences
+//   tokens       the terms of tokens: their outputs, and the sums of each tile
+//   sums         the tree over tiles and sequences, by blocks of sequences or by one block for all; one block also writes the
+//                results
+//   results      the tree over these blocks, once all of them have finished
+// If tokens need nothing of their sequence, only the last three or two passes run. Without sums only `tokens` runs.
+// map_values is an elementwise pass.
+#pragma once
+
+#include <type_traits>
+
+#include "kernels/tokens/lane_passes.h"
+#include "kernels/tokens/workspace.h"
+
+namespace rlk {
+
+static_assert(kMostGatherLanes == kGatherLanes);
+
+template <class Gpu, class Batch>
+RLK_DEVICE void token_statistics(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
+                                 int tile, std::int64_t block, WaveResults* shared) {
+  using Statistics = typename Batch::Statistics;
+  if (block == 0 && Gpu::thread() == 0) *in_global(w.shared) = typename Batch::Shared{};
+  token_tiles<Gpu, Statistics>(p, w.partials[0], slots, tile, block, shared,
+                               [](std::int64_t) { return typename Statistics::Factors{}; });
+}
+
+template <class Gpu, class Batch>
+RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
+                                std::int64_t block, GatheredSums* shared) {
+  const Sequences& q = Batch::sequences(p);
+  sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[0], shared);
+  const int group = Gpu::thread(), groups = kGatherLeaves >> lanes;
+  const std::int64_t s = block * groups + group;
+  if (group >= groups || s >= q.num_sequences) return;
+  const typename Batch::Factors f = Batch::factors_of(p, s, gathered(*shared, group));
+  in_global(w.factors)[s] = f;
+  Batch::share(f, w.shared, [](std::int64_t* to, std::int64_t count) { Gpu::count_on(in_global(to), count); });
+}
+
+// Terms has one class for each group of sums.
+template <class Gpu, class Batch, int kGroup, class Terms, class... More>
+RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
+                             int tile, std::int64_t block, WaveResults* shared) {
+  // The value is read here. Next to the read of the denominator, clang would select between two addresses, one of which
+  // may be in LDS.
+  const bool has_pass_before = Batch::needs_pass_before(p);
+  token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {
+    return Batch::template factors<Terms>(p, w.context(), has_pass_before, s);
+  });
+  if constexpr (sizeof...(More) > 0) {
+    Gpu::barrier();  // every thread has read the waves' values in `shared`
+    token_groups<Gpu, Batch, kGroup + 1, More...>(p, w, slots, tile, block, shared);
+  }
+}
+template <class Gpu, class Batch, class... Terms>
+RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
+                            int tile, std::int64_t block, WaveResults* shared) {
+  static_assert(sizeof...(Terms) == Batch::kGroups);
+  token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
+}
+
+// Values that the waves of a block exchange to form a total over all its threads.
+template <class Batch>
+struct TotalsShared {
+  TotalsOf<Batch> node[kMostGatherWaves], total;
+};
+
+// Adds up the partial results of a wave's lanes into `*to`; sums follow the tree over lanes. kFew: counts are below
+// 2^25.
+template <class Gpu, class Batch, bool kFew>
+RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
+  const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
+  RLK_UNROLL
+  for (int first = 0; first < Batch::kSums; first += kLowerSums) {
+    float x[kLowerSums];
+    RLK_UNROLL
+    for (int i = 0; i < kLowerSums; ++i) x[i] = first + i < Batch::kSums ? t.sum[first + i] : 0.0f;
+    const float sum = scattered_sum<Gpu>(x);
+    if (lane < kLowerSums && first + mine < Batch::kSums) to->sum[first + mine] = sum;
+  }
+  RLK_UNROLL
+  for (int first = 0; first < Batch::kMaxima; first += kLowerSums) {
+    float x[kLowerSums];
+    RLK_UNROLL
+    for (int i = 0; i < kLowerSums; ++i) x[i] = t.maximum[first + i < Batch::kMaxima ? first + i : first];
+    const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
+    if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
+  }
+  constexpr int kLowBits = 25;  // low bits of a count; their sum over a wave is less than 2^32
+  RLK_UNROLL
+  for (int i = 0; i < Batch::kCounts; ++i) {
+    const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
+    std::int64_t of_wave = Gpu::sum_over_wave(low);
+    if constexpr (!kFew) {
+      const std::int64_t high = Gpu::sum_over_wave(static_cast<std::uint32_t>(t.count[i] >> kLowBits));
+      of_wave += high << kLowBits;
+    }
+    if (lane == 0) to->count[i] = of_wave;
+  }
+}
+// Total of `count` partial results from(i), into shared->total; sums follow the tree over their index. kMany: `count`
+// may exceed the threads of a block of kWaves waves. kFew: a wave adds by total_of_wave, and all waves read at once.
+template <class Gpu, class Batch, int kWaves, bool kMany, bool kFew = false, class From>
+RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
+  constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
+                kApart = 64;  // so that different threads handle columns of different kinds
+  static_assert(Batch::kSums <= kApart && Batch::kCounts <= kApart && Batch::kMaxima <= kApart &&
+                3 * kApart <= kThreads);
+  const int thread = Gpu::thread(), wave = thread / kLanes, kind = thread / kApart, column = thread % kApart;
+  SumTree<kMany ? kSequenceLevels : 1> tree;
+  float sum = 0.0f, most = 0.0f;
+  std::int64_t counted = 0;
+  RLK_UNROLL_NOT
+  for (int base = 0; base == 0 || base < count; base += kThreads) {
+    const int left = count - base, waves = left >= kThreads ? kWaves
+                                           : left <= kLanes ? 1
+                                                            : (left + kLanes - 1) / kLanes;
+    if (wave < waves)
+      total_of_wave<Gpu, Batch, kFew>(thread < left ? from(base + thread) : Batch::missing(), &shared->node[wave]);
+    Gpu::barrier();
+    if (kind == 0 && column < Batch::kSums) {
+      float x[kWaves];
+      RLK_UNROLL
+      for (int w = 0; w < kWaves; ++w) x[w] = w < waves ? shared->node[w].sum[column] : 0.0f;
+      RLK_UNROLL
+      for (int distance = 1; distance < kWaves; distance *= 2) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; w += 2 * distance) x[w] = add_rn(x[w], x[w + distance]);
+      }
+      sum = x[0];
+      if constexpr (kMany) tree.take(sum);
+    } else if (kind == 1 && column < Batch::kCounts) {
+      if constexpr (kFew) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; ++w) counted += w < waves ? shared->node[w].count[column] : 0;
+      } else {
+        for (int w = 0; w < waves; ++w) counted += shared->node[w].count[column];
+      }
+    } else if (kind == 2 && column < Batch::kMaxima) {
+      if (base == 0) most = shared->node[0].maximum[column];
+      if constexpr (kFew) {
+        RLK_UNROLL
+        for (int w = 0; w < kWaves; ++w) most = w < waves ? maximum_of(most, shared->node[w].maximum[column]) : most;
+      } else {
+        for (int w = 0; w < waves; ++w) most = maximum_of(most, shared->node[w].maximum[column]);
+      }
+    }
+    if (kMany) Gpu::barrier();
+  }
+  if constexpr (kMany) sum = tree.finish();
+  if (kind == 0 && column < Batch::kSums) shared->total.sum[column] = sum;
+  if (kind == 1 && column < Batch::kCounts) shared->total.count[column] = counted;
+  if (kind == 2 && column < Batch::kMaxima) shared->total.maximum[column] = most;
+  Gpu::barrier();
+}
+// Results, one per thread.
+template <class Gpu, class Batch>
+RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
+                              const TotalsShared<Batch>& shared) {
+  static_assert(Batch::kResults <= kTokenThreads);
+  const typename Batch::Params& now = Gpu::first_argument(p);
+  if (Gpu::thread() < Batch::kResults) Batch::store(now, w.context(), shared.total, Gpu::thread());
+}
+
+template <class Batch>
+struct BatchSumsShared {
+  GatheredSums of[Batch::kGroups];
+  TotalsShared<Batch> totals;
+};
+// The sums of at most kFewTiles tiles.
+RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int tiles) {
+  static_assert(kFewTiles == 2);
+  const TilePartial<8> first = partials[0];
+  SequenceSums<8> of;
+  RLK_UNROLL
+  for (int i = 0; i < 8; ++i) of.sum[i] = first.sum[i];
+  RLK_UNROLL
+  for (int i = 0; i < kTokenCounts; ++i) of.count[i] = first.count[i];
+  RLK_UNROLL
+  for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = first.maximum[i];
+  if (tiles > 1) {
+    const TilePartial<8> second = partials[1];
+    RLK_UNROLL
+    for (int i = 0; i < 8; ++i) of.sum[i] = add_rn(of.sum[i], second.sum[i]);
+    RLK_UNROLL
+    for (int i = 0; i < kTokenCounts; ++i) of.count[i] += second.count[i];
+    RLK_UNROLL
+    for (int i = 0; i < kTokenMaxima; ++i) of.maximum[i] = maximum_of(of.maximum[i], second.maximum[i]);
+  }
+  return of;
+}
+template <class Batch>
+struct FewShared {
+  TotalsShared<Batch> totals;
+  TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
+};
+// A block of kTokenThreads computes the total of at most `most` sequences of few tiles, from `first` on. Each thread
+// sums one sequence; the block reads the partial results together.
+template <class Gpu, class Batch>
+RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                           std::int64_t first, int most, FewShared<Batch>* shared) {
+  static_assert(kFewSequences <= kTokenThreads);
+  struct alignas(16) Vector {
+    std::uint32_t v[4];
+  };
+  const Sequences& q = Batch::sequences(p);
+  const auto tiles = static_cast<int>(tiles_of(q.num_tokens, tile));
+  const int left = q.num_sequences - first < most ? static_cast<int>(q.num_sequences - first) : most;
+  SequenceSums<8> of[Batch::kGroups];
+  RLK_UNROLL
+  for (int g = 0; g < Batch::kGroups; ++g) {
+    if (g > 0) Gpu::barrier();
+    const auto* const from = reinterpret_cast<const Vector*>(in_global(w.partials[g]) + first * tiles);
+    auto* const to = reinterpret_cast<Vector*>(shared->partials);
+    const int vectors = left * tiles * static_cast<int>(sizeof(TilePartial<8>) / sizeof(Vector));
+    if constexpr (Gpu::kFewAtOnce) {
+      constexpr int kMost =
+          kFewSequences * kFewTiles * static_cast<int>(sizeof(TilePartial<8>) / sizeof(Vector)) / kTokenThreads;
+      Vector mine[kMost];
+      RLK_UNROLL
+      for (int i = 0; i < kMost; ++i) {
+        const int at = Gpu::thread() + i * kTokenThreads;
+        if (at < vectors) mine[i] = from[at];
+      }
+      RLK_UNROLL
+      for (int i = 0; i < kMost; ++i) {
+        const int at = Gpu::thread() + i * kTokenThreads;
+        if (at < vectors) to[at] = mine[i];
+      }
+    } else {
+      for (int i = Gpu::thread(); i < vectors; i += kTokenThreads) to[i] = from[i];
+    }
+    Gpu::barrier();
+    if (Gpu::thread() < left) of[g] = sums_of_few_tiles(shared->partials + Gpu::thread() * tiles, tiles);
+  }
+  static_assert((kFewTiles << kMostBlockTile<Gpu>) < 1 << 25);
+  sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false, Gpu::kFewAtOnce>(
+      left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
+}
+// One block computes the total of all sequences (are_few).
+template <class Gpu, class Batch>
+RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                         FewShared<Batch>* shared) {
+  few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
+  store_results<Gpu>(p, w, shared->totals);
+}
+// Sums the sequences of `block`. If there are more blocks, the sums go into blocks[block].
+template <class Gpu, class Batch>
+RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
+                           std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
+  const Sequences& q = Batch::sequences(p);
+  RLK_UNROLL
+  for (int g = 0; g < Batch::kGroups; ++g) {
+    sums_of_sequences<Gpu>(q, tile, lanes, block, w.partials[g], &shared->of[g]);
+  }
+  const int groups = kGatherLeaves >> lanes;
+  const std::int64_t first = block * groups, left = q.num_sequences - first;
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, false>(left < groups ? static_cast<int>(left) : groups, &shared->totals,
+                                                   [&](int i) {
+                                                     SequenceSums<8> of[Batch::kGroups];
+                                                     RLK_UNROLL
+                                                     for (int g = 0; g < Batch::kGroups; ++g) {
+                                                       of[g] = gathered(shared->of[g], i);
+                                                     }
+                                                     return Batch::of_sequence(p, w.context(), first + i, of);
+                                                   });
+  if (num_blocks == 1) {
+    store_results<Gpu>(p, w, shared->totals);
+  } else if (Gpu::thread() == 0) {
+    in_global(w.blocks)[block] = shared->totals.total;
+  }
+}
+// Sums over all blocks.
+template <class Gpu, class Batch>
+RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int num_blocks,
+                              TotalsShared<Batch>* shared) {
+  const TotalsOf<Batch>* const blocks = in_global(w.blocks);
+  sum_totals<Gpu, Batch, kGatherWaves<Gpu>, true>(num_blocks, shared, [&](int i) { return blocks[i]; });
+  store_results<Gpu>(p, w, *shared);
+}
+
+// values[i] = f(values[i]) for the elements of [count] that belong to block `block` of `blocks`. If values is null,
+// nothing happens.
+template <class Gpu, class F>
+RLK_DEVICE void map_values(float* all_values, std::int64_t count, std::int64_t block, std::int64_t blocks, const F& f) {
+  if (all_values == nullptr) return;
+  float* const values = in_global(all_values);
+  const std::int64_t step = blocks * kTokenThreads * kVec4;
+  for (std::int64_t i = (block * kTokenThreads + Gpu::thread()) * kVec4; i < count; i += step) {
+    if (i + kVec4 <= count && is_aligned(values, 16)) {
+      Gpu::store_vec4(values + i, f(Gpu::load_vec4(values + i)));
+    } else {
+      for (std::int64_t j = i; j < count && j < i + kVec4; ++j) values[j] = f(values[j]);
+    }
+  }
+}
+
+}  // namespace rlk

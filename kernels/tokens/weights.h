@@ -1,0 +1,112 @@
+// Factors of a token's terms in a loss: aggregations that objectives share, and the common parts of their batches.
+// Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tokens/terms.h"
+#include "rlk/tokens.h"
+
+namespace rlk {
+
+struct PolicyTotals {
+  std::int64_t tokens, sequences;  // sequences that have a token
+};
+
+template <class Params>
+RLK_HD bool counts_denominator(const Params& p) {
+  return p.denominator == nullptr && p.denominator_value == 0.0f &&
+         (p.spec.denominator == DenominatorKind::kTokens ||
+          p.spec.denominator == DenominatorKind::kSequencesWithTokens);
+}
+template <class Params>
+RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
+  if (p.denominator != nullptr) return *in_global(p.denominator);
+  if (p.denominator_value != 0.0f) return p.denominator_value;
+  switch (p.spec.denominator) {
+    case DenominatorKind::kOne:
+      return 1.0f;
+    case DenominatorKind::kTokens:
+      return static_cast<float>(totals.tokens);
+    case DenominatorKind::kSequences:
+      return static_cast<float>(p.sequences.num_sequences);
+    case DenominatorKind::kSequencesWithTokens:
+      break;
+  }
+  return static_cast<float>(totals.sequences);
+}
+
+// A scale divided by a denominator: 0 for a denominator of 0; NaN for one that is negative, infinite or NaN.
+RLK_HD float share_of(float scale, float denominator) {
+  if (denominator == 0.0f) return 0.0f;
+  return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
+}
+// Weight of a token whose sequence has `n` tokens.
+template <class Params>
+RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
+  float q = share_of(p.spec.scale, denominator_of(p, totals));
+  if (p.spec.horizon != 0.0f) q = div_rn(q, p.spec.horizon);
+  if (p.spec.sequence_mean != 0) q = quotient_or_zero(q, static_cast<float>(n));
+  return q;
+}
+
+// A term times its weight. A weight of 0 gives 0, whatever the term is.
+template <class F>
+RLK_HD F weighted(float weight, F term) {
+  return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
+}
+
+// Index of the first count of a tile; a batch's own counts follow.
+enum : int { kCountTokens };
+enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
+
+// Base of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors).
+// kOfSequence tells whether the terms need more from a sequence than its number of tokens.
+template <class P, class F>
+struct LossBatch {
+  static constexpr int kGroups = 1, kCounts = kLossCounts;
+  using Params = P;
+  using Factors = F;
+  using Shared = PolicyTotals;
+  static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
+  static RLK_HD bool needs_pass_before(const Params& p) { return needs_counts(p); }
+  static RLK_HD bool counts_alone(const Params&) { return true; }
+  static RLK_HD bool needs_sums(const Params&) { return true; }
+  static RLK_HD bool shares(const Params& p) { return needs_totals(p); }
+  template <class Add>
+  static RLK_HD void share(const Factors& f, PolicyTotals* shared, const Add& add) {
+    if (f.tokens == 0) return;
+    add(&shared->tokens, f.tokens);
+    add(&shared->sequences, 1);
+  }
+  template <class Terms, class Context>
+  static RLK_HD Factors factors(const Params& p, const Context& context, bool has_pass_before, std::int64_t s) {
+    Factors f;
+    PolicyTotals totals = {0, 0};
+    if (has_pass_before) {
+      if constexpr (Terms::kOfSequence) {
+        f = in_global(context.factors)[s];
+      } else {
+        f.tokens = in_global(context.factors)[s].tokens;
+      }
+      totals = *in_global(context.shared);
+    }
+    set_weights(p, totals, f.tokens, &f);
+    return f;
+  }
+  // Both are 0 if no result depends on them.
+  template <class Context>
+  static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
+    PolicyTotals totals = {0, 0};
+    if (needs_totals(p)) totals = *in_global(context.shared);
+    return totals;
+  }
+  template <class Total>
+  static RLK_HD void count(const Params& p, std::int64_t s, const SequenceSums<8>& of, Total* t) {
+    for (int i = 0; i < kTokenCounts; ++i) t->count[i] = of.count[i];
+    t->count[kCountSequences] = of.count[kCountTokens] > 0;
+    t->count[kCountBadCuts] = has_bad_offsets(p.sequences, s);
+  }
+};
+
+}  // namespace rlk

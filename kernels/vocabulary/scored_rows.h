@@ -1,0 +1,86 @@
+// Gathers rows of hidden states for a product: side by side, with zeros for rows that are not scored, so that their
+// contents have no effect. It also moves rows of their gradients back to their places.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/rows/row_split.h"
+#include "kernels/vocabulary/scored_groups.h"
+#include "rlk/base.h"
+#include "rlk/load_index.h"
+#include "rlk/unroll.h"
+
+namespace rlk {
+
+struct ScoredRowsParams {
+  const void* from = nullptr;    // rows of row_bytes, with any layout
+  void* to = nullptr;            // [num_rows, row_bytes], rows to_stride apart; may be `from`, with its layout
+  const void* target = nullptr;  // [first_row + num_rows], target_stride elements apart
+  const std::int32_t* from_group =
+      nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group
+  bool back = false;    // copies back: `to` has the layout of the targets' rows, in place of `from`
+  RowLayout from_rows;  // in elements of element_bytes
+  std::int64_t first_row = 0, num_rows = 0;  // range of the targets' rows, and of rows of `from` unless `back`
+  std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
+  int element_bytes = 2;
+  DType target_dtype = DType::kInt64;
+};
+
+// The row of `from` that is copied to row i of `to`; -1 for a row of zeros.
+RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
+  std::int64_t source = i;
+  if (p.from_group != nullptr) {
+    const std::int32_t group = p.from_group[i / kScoredGroupRows];
+    source = std::int64_t{group} * kScoredGroupRows + i % kScoredGroupRows;
+    if (group < 0 || source >= p.num_rows) return -1;
+  }
+  const std::int64_t row = p.first_row + (p.back ? i : source);
+  return load_index(p.target, p.target_dtype, row * p.target_stride) == p.ignore_index ? -1 : source;
+}
+// Offset of a row, in bytes.
+RLK_HD std::int64_t scored_from_offset(const ScoredRowsParams& p, std::int64_t source) {
+  return p.from_rows.offset((p.back ? 0 : p.first_row) + source) * p.element_bytes;
+}
+RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) {
+  return i * p.to_stride * p.element_bytes;
+}
+
+// On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are in flight together.
+constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
+
+// Whether rows have a multiple of 16 bytes and begin at multiples of 16.
+inline bool scored_rows_have_vectors(const ScoredRowsParams& p) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
+                    static_cast<std::uintptr_t>(p.row_bytes) |
+                    static_cast<std::uintptr_t>(p.to_stride * p.element_bytes) |
+                    static_cast<std::uintptr_t>(p.from_rows.inner_stride * p.element_bytes) |
+                    static_cast<std::uintptr_t>(p.from_rows.outer_stride * p.element_bytes);
+  return bits % 16 == 0;
+}
+
+template <class Unit>
+RLK_HD void copy_scored_rows(const ScoredRowsParams& p, const RowSplit& split, std::uint32_t block, int thread) {
+  const RowPlace place = place_in_rows(split, kScoredUnits, block, thread);
+  if (place.row >= p.num_rows) return;
+  const int units = static_cast<int>(p.row_bytes / static_cast<int>(sizeof(Unit)));
+  const std::int64_t source = scored_source(p, place.row);
+  const bool scored = source >= 0;
+  if (scored && p.from == p.to) return;  // the row is in place already
+  auto* const to = reinterpret_cast<Unit*>(static_cast<unsigned char*>(p.to) + scored_to_offset(p, place.row));
+  const auto* const from = reinterpret_cast<const Unit*>(static_cast<const unsigned char*>(p.from) +
+                                                         (scored ? scored_from_offset(p, source) : 0));
+  Unit x[kScoredUnits];
+  RLK_UNROLL
+  for (int i = 0; i < kScoredUnits; ++i) {
+    const int unit = place.first + i * place.step;
+    x[i] = Unit{};
+    if (scored && unit < units) x[i] = from[unit];
+  }
+  RLK_UNROLL
+  for (int i = 0; i < kScoredUnits; ++i) {
+    const int unit = place.first + i * place.step;
+    if (unit < units) to[unit] = x[i];
+  }
+}
+
+}  // namespace rlk
