@@ -13,7 +13,7 @@
 #include "bench/gpu_timer.h"
 #include "cuda/common/kernels.h"
 #include "cuda/linear/gemm.h"
-#include "cuda/logprob/workspace.h"
+#include "cuda/logprob/plan.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::bench {
@@ -57,7 +57,7 @@ void forward_sm80(const LinearLogprobParams& p, cudaStream_t stream) {
     g.n = p.num_columns;
     g.contraction = p.head.in_features;
     cuda::sm80::gemm(g, stream);
-    cuda::sm80::logprob_forward(q, group_grid(q), stream);
+    cuda::sm80::logprob_forward(q, group_grid(q), cuda::LogprobPlan::kStream, stream);
   }
 }
 

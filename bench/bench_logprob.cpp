@@ -12,6 +12,7 @@
 #include "bench/normal_data.h"
 #include "bench/verify_logprob.h"
 #include "cuda/common/kernels.h"
+#include "cuda/logprob/plan.h"
 #include "kernels/vocabulary/logprob_groups.h"
 #include "rlk/backends.h"
 #include "rlk/ops/logprob.h"
@@ -72,7 +73,7 @@ void run(const Case& c, int arch, double ceiling) {
     }
     p.workspace = workspace;
     if (arch == 80) {
-      cuda::sm80::logprob_forward(p, group_grid(p), stream);
+      cuda::sm80::logprob_forward(p, group_grid(p), cuda::LogprobPlan::kStream, stream);
     } else {
       cuda::logprob(p, 0, reinterpret_cast<Stream>(stream));
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cuda/common/kernels.h"
+#include "cuda/logprob/plan.h"
 #include "kernels/vocabulary/logprob_groups.h"
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
@@ -224,8 +225,9 @@ class Verifier {
                std::min(rows_at_once, c_.rows - first));
           outputs(&p, result.get(), first, stats);
           p.workspace = workspace.get();
-          arch == 80 ? cuda::sm80::logprob_forward(p, group_grid(p), nullptr)
-                     : cuda::sm90::logprob_forward(p, group_grid(p), nullptr);
+          const auto plan = cuda::choose_plan(p, arch, cuda::multiprocessors(0));
+          arch == 80 ? cuda::sm80::logprob_forward(p, group_grid(p), plan, nullptr)
+                     : cuda::sm90::logprob_forward(p, group_grid(p), plan, nullptr);
         }
       }
       cuda::check(cudaDeviceSynchronize(), "forward");

@@ -8,6 +8,9 @@
 namespace rlk {
 struct GroupGrid;
 struct PackGrid;
+namespace cuda {
+enum class LogprobPlan : std::int32_t;
+}
 }  // namespace rlk
 
 #define RLK_KERNEL(function, Params, ...)                                                           \

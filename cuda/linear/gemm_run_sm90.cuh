@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "../common/alignment.h"
+#include "../common/concurrent_tiles.h"
 #include "../common/kernel_memory.h"
 #include "../common/tensor_map.h"
-#include "../common/wave.h"
 #include "gemm_sm90.cuh"
 #include "gemm_sm90.h"
 #include "gemm_small_m_sm90.cuh"

@@ -9,8 +9,8 @@
 
 #include "../common/async_copy_sm80.cuh"
 #include "../common/dependent_launch.cuh"
+#include "../common/loader_wait.cuh"
 #include "../common/ping_pong_sm90.cuh"
-#include "../common/wave_wait.cuh"
 #include "head_logits_sm90.cuh"
 #include "pair_grid.h"
 #include "rlk/load_index.h"

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
+#include "../common/concurrent_tiles.h"
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "../common/ping_pong_sm90.cuh"
 #include "../common/tensor_map.h"
-#include "../common/wave.h"
 #include "../linear/gemm_sm90.cuh"
 #include "../logprob/probability.cuh"
 #include "head_operands_sm90.cuh"

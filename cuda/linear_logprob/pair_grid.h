@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../common/wave.h"
+#include "../common/concurrent_tiles.h"
 #include "head_grid.h"
 
 namespace rlk::cuda {

@@ -1,24 +1,26 @@
-// CUDA backend of logprob: checks of memory safety, the architecture's kernel, and the cut of a row into groups.
+// CUDA backend of logprob: checks of memory safety, the plan, the architecture's kernel, and the cut of a row into groups.
 #include "rlk/ops/logprob.h"
 
 #include "../common/kernels.h"
 #include "kernels/vocabulary/logprob_check.h"
 #include "kernels/vocabulary/logprob_groups.h"
+#include "plan.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
-#include "workspace.h"
 
 namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxBlocks = (std::int64_t{1} << 31) - 1;
 
+LogprobPlan plan_of(const LogprobInput& p, int device) {
+  return choose_plan(p, compute_capability(device), multiprocessors(device));
+}
+
 }  // namespace
 
 std::int64_t logprob_workspace_bytes(const LogprobParams& p, int device) {
-  if (p.num_rows == 0) return 0;
-  if (compute_capability(device) == 90 && has_few_rows_sm90(p, multiprocessors(device))) return 0;
-  return stream_workspace(group_grid(p), p.num_rows).bytes;
+  return workspace_bytes_of(p, plan_of(p, device));
 }
 
 void logprob(const LogprobParams& p, int device, Stream stream) {
@@ -29,12 +31,10 @@ void logprob(const LogprobParams& p, int device, Stream stream) {
   const GroupGrid grid = group_grid(p);
   RLK_CHECK(p.num_rows <= kMaxBlocks / grid.nodes, "logprob: too many rows for one launch");
   const DeviceGuard guard(device);
-  RLK_CHECK(p.workspace || logprob_workspace_bytes(p, device) == 0, "logprob: a workspace is given");
-  note_plan([&] {
-    const bool clusters = compute_capability(device) == 90 && has_few_rows_sm90(p, multiprocessors(device));
-    return std::string(clusters ? "clusters" : "stream");
-  });
-  RLK_CUDA_IN_USE("logprob", device, logprob_forward)(p, grid, to_stream(stream));
+  const LogprobPlan plan = plan_of(p, device);
+  RLK_CHECK(p.workspace || workspace_bytes_of(p, plan) == 0, "logprob: a workspace is given");
+  note_plan([=] { return std::string(name_of(plan)); });
+  RLK_CUDA_IN_USE("logprob", device, logprob_forward)(p, grid, plan, to_stream(stream));
   if (p.label_smoothing != 0.0f) RLK_CUDA_IN_USE("logprob", device, logprob_smoothing)(p, grid, to_stream(stream));
 }
 

@@ -4,7 +4,7 @@
 #include "kernels/vocabulary/logprob_groups.h"
 #include "stream.cuh"
 #if RLK_CUDA_SM90
-#include "few_rows_sm90.cuh"
+#include "clusters_sm90.cuh"
 #endif
 
 namespace rlk::cuda {
@@ -34,12 +34,10 @@ __global__ void logprob_merge_kernel(const __grid_constant__ LogprobMergeParams 
 
 namespace RLK_CUDA_ARCH {
 
-void logprob_forward(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
+void logprob_forward(const LogprobParams& p, const GroupGrid& grid, LogprobPlan plan, cudaStream_t stream) {
   with_variant(p, [&]<class T, Exp kExp, bool kMoments>(Variant<T, kExp, kMoments>) {
 #if RLK_CUDA_SM90
-    if (has_few_rows_sm90(p, multiprocessors(current_device()))) {
-      return run_clusters<T, kExp, kMoments>(p, grid, stream);
-    }
+    if (plan == LogprobPlan::kClusters) return run_clusters<T, kExp, kMoments>(p, grid, stream);
 #endif
     run_stream<T, kExp, kMoments, kStreamWarps<T, kMoments>, kOverlap>(p, grid, stream);
   });

@@ -11,7 +11,7 @@
 #include "../common/fetch_increment.cuh"
 #include "../common/kernel_memory.h"
 #include "leaf_group.cuh"
-#include "workspace.h"
+#include "plan.h"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture

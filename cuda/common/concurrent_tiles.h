@@ -1,4 +1,4 @@
-// The shape of a wave, the tiles of a matrix that all blocks multiply at the same time.
+// The shape of a wave: the tiles of a matrix that all blocks multiply at the same time.
 #pragma once
 
 #include <cmath>
