@@ -7,7 +7,7 @@ import functools
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 
@@ -22,9 +22,15 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
     return kept[0], kept[1]
 
 
+def is_choice(value: object, choices: Collection[Any]) -> bool:
+    """Whether the value is one of these texts, or is None where they have None. Only texts are compared, since an array
+    compared with a text gives an array or an error."""
+    return (value is None or isinstance(value, str)) and value in choices
+
+
 def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
     """Refuses a value outside ``choices``. ``known_as`` maps other names of a choice, which the error translates."""
-    if not isinstance(value, str) or value not in choices:
+    if not is_choice(value, choices):
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None
         cure = f', which is "{ours}" here' if ours else ""

@@ -75,7 +75,7 @@ def verl_rollout_correction(
         >>> rk.presets.verl_rollout_correction(rollout_is="token")
         {'level': 'token', 'upper': 2.0, 'normalize': False}
     """
-    if rollout_is not in (None, "token", "sequence"):
+    if not _check.is_choice(rollout_is, (None, "token", "sequence")):
         raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {rollout_is!r}")
     if not isinstance(rollout_is_batch_normalize, bool):
         raise TypeError(f"rollout_is_batch_normalize: expected a bool, got {type(rollout_is_batch_normalize).__name__}")
@@ -135,9 +135,9 @@ def slime_mis(
         tensor([[1.0000, 1.6487]])
     """
     criteria = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-    if not isinstance(mis_level, str) or mis_level not in criteria:
+    if not _check.is_choice(mis_level, criteria):
         raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {mis_level!r}")
-    if mis_mode not in ("truncate", "clip", "mask"):
+    if not _check.is_choice(mis_mode, ("truncate", "clip", "mask")):
         raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {mis_mode!r}")
     high = _positive("mis_upper_bound", mis_upper_bound)
     low = 1.0 / high if mis_lower_bound is None else _positive("mis_lower_bound", mis_lower_bound)

@@ -7,6 +7,8 @@ import struct
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from . import _check
+
 LOGITS_DTYPES = ("float32", "bfloat16", "float16", "float64")
 # Values of arguments that have no effect.
 _NEUTRAL = {
@@ -102,7 +104,7 @@ class LogprobSemantics:
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
+    if not _check.is_choice(value, choices):
         raise ValueError(f"{name}: expected {', '.join(map(repr, choices))}, got {value!r}")
 
 

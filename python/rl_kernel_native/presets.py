@@ -31,7 +31,7 @@ def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
 
 
 def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in choices:
+    if not _check.is_choice(value, choices):
         raise _unknown(name, value, choices)
 
 
@@ -119,7 +119,7 @@ def verl(
                          "the padded responses where it has none), got None")  # fmt: skip
     forced = {"sapo": False, "geo_mean": True}
     if loss_mode in forced:
-        if loss_agg_mode != "seq-mean-token-mean" and (use_kl_loss or entropy_coeff):
+        if loss_agg_mode != "seq-mean-token-mean" and (use_kl_loss or _check.number("entropy_coeff", entropy_coeff)):
             raise ValueError(
                 f'loss_agg_mode: expected "seq-mean-token-mean" with loss_mode="{loss_mode}" and a KL or entropy term: '
                 f'the policy term always has it, and one loss has one aggregation, got "{loss_agg_mode}"'
@@ -147,12 +147,12 @@ def verl(
         **dict.fromkeys(("dppo_tv", "dppo_kl"), dppo),
     }
     fields |= by_mode[loss_mode]
+    if rollout_is is not None:
+        _choice("rollout_is", rollout_is, ("token", "sequence", "given"))
     if rollout_is == "given":
         fields["importance"] = "given"
-    elif rollout_is in ("token", "sequence"):
-        fields |= {"importance": rollout_is, "importance_clamp": 20.0, **_threshold(rollout_is_threshold)}
     elif rollout_is is not None:
-        raise _unknown("rollout_is", rollout_is, ("token", "sequence", "given"))
+        fields |= {"importance": rollout_is, "importance_clamp": 20.0, **_threshold(rollout_is_threshold)}
     base = kl_loss_type.removesuffix("+") if isinstance(kl_loss_type, str) else kl_loss_type
     if not isinstance(base, str) or base not in _VERL_KL:
         raise _unknown("kl_loss_type", kl_loss_type, (*_VERL_KL, "k1+", "k3+"))
@@ -267,7 +267,7 @@ def trl(
     share = _share(gradient_accumulation_steps)
     if fields["aggregation"] != "constant":
         fields["scale"] = share
-    if beta != 0:
+    if _check.number("beta", beta) != 0:
         fields |= {"kl": "k3", "kl_coef": beta, "kl_times_ratio": use_bias_correction_kl}
     if use_vllm and vllm_importance_sampling_correction:
         _choice("vllm_importance_sampling_mode", vllm_importance_sampling_mode, _TRL_MODES)
@@ -279,7 +279,7 @@ def trl(
     if not 0 <= _check.number("top_entropy_quantile", top_entropy_quantile) <= 1:
         raise ValueError(f"top_entropy_quantile: expected a number in [0, 1], got {top_entropy_quantile!r}")
     if top_entropy_quantile < 1:
-        if entropy_coef != 0:
+        if _check.number("entropy_coef", entropy_coef) != 0:
             raise ValueError(
                 f"entropy_coef: expected 0 with top_entropy_quantile={top_entropy_quantile:g}, got {entropy_coef!r}: "
                 "TRL's bonus is a mean over the chosen tokens alone, and one call has one mask"
@@ -342,7 +342,7 @@ def trl_gmpo(
         >>> spec.clip, spec.level
         ('gmpo', 'geometric')
     """
-    fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if beta != 0 else {}
+    fields: dict[str, Any] = {"kl": "k3", "kl_coef": beta} if _check.number("beta", beta) != 0 else {}
     return _spec(
         {"kl_coef": "beta"} | _trl_bounds(epsilon_high), clip="gmpo", level="geometric",
         epsilon_low=_check.number("epsilon", epsilon), epsilon_high=_either(epsilon_high, epsilon),
@@ -494,7 +494,7 @@ def openrlhf(
         "epsilon_high": clip_eps_high,
         "dual_clip": dual_clip,
         "aggregation": "token-mean" if token_level_loss and not gspo else "seq-mean-token-mean",
-        "entropy_coef": entropy_coef or 0.0,
+        "entropy_coef": _either(entropy_coef, 0.0),
         "dp_size": dp_size,
     }
     if divergence and not gspo:

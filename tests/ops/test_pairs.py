@@ -7,7 +7,8 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 import rl_kernel_native as rk
 from call_cases import CALLS, FLOATS, OPERATORS, Draw
-from fuzz_calls import OBJECTS, Attempt, Given, Plan, Wrong, _given, _of_error
+from fuzz_calls import OBJECTS, Attempt, Given, Plan, Wrong, _given, _of_error, names_of
 
 torch = pytest.importorskip("torch")
 
@@ -109,6 +110,57 @@ def test_each_kind_of_object_in_the_place_of_an_operand_is_named(operator: str, 
             error = Attempt(plan).error
             fault = "" if error is None else _of_error(plan, error)
             assert not fault, (operand, what, [n for n, v in plan.arguments.items() if v is not None], fault)
+
+
+# Kinds of objects that some option may be.
+OPTIONS = ("None", "a text", "a number", "a float", "a NumPy number", "no dimension", "a parameter")
+# Objects that give no bool, or an error, where they are compared with a text or a number.
+RECORDS = np.zeros(2, [("a", "f4"), ("b", "i4")])
+NO_OPTIONS: dict[str, Any] = {
+    **{what: make for what, make in OBJECTS.items() if what not in OPTIONS},
+    "a record": lambda t: RECORDS[0],
+    "records without a dimension": lambda t: RECORDS[0, ...],
+    "numbers": lambda t: np.ones(3),
+    "texts": lambda t: np.array(["nan", "float32"]),
+    "a tensor of numbers": lambda t: t.ones(3),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_each_kind_of_object_in_the_place_of_an_option_is_named(operator: str) -> None:
+    """Includes options that the drawn call leaves at their defaults."""
+    found = []
+    right, _ = next(plans(operator))
+    for option in names_of(operator).keys() - {*right.arrays(), "parts", "spec", "options"}:
+        for what, make in NO_OPTIONS.items():
+            plan = copy.deepcopy(right)
+            plan.arguments[option] = Wrong(make, what)
+            plan.mutated[option] = what
+            plan.hostile.add(option)
+            error = Attempt(plan).error
+            fault = "" if error is None else _of_error(plan, error)
+            found += [f"{option}={what}: {fault}"] if fault else []
+    assert not found, "\n".join(found)
+
+
+SETTINGS: list[Callable[..., Any]] = [
+    rk.PolicySpec,
+    rk.LogprobSemantics,
+    *(vars(rk.presets)[n] for n in rk.presets.__all__),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda f: f.__name__)
+def test_each_kind_of_object_in_the_place_of_a_setting_is_named(settings: Callable[..., Any]) -> None:
+    found = []
+    needed = {"logits_dtype": "float32"} if settings is rk.LogprobSemantics else {}
+    for name in inspect.signature(settings).parameters:
+        for what, make in NO_OPTIONS.items():
+            try:
+                settings(**(needed | {name: make(torch)}))
+            except (TypeError, ValueError) as error:
+                found += [] if re.match(rf"{name}\b", str(error)) else [f"{name}={what}: {error}"]
+    assert not found, "\n".join(found)
 
 
 def required_and_perhaps_none() -> list[tuple[str, str]]:

@@ -133,7 +133,7 @@ def embedding(
         tensor([[4., 5.],
                 [0., 1.]])
     """
-    if on_bad_id != "nan":
+    if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if type(vocab_start) is not int:
         vocab_start = _check.integer("vocab_start", vocab_start)

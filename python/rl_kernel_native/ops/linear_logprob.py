@@ -209,7 +209,7 @@ def head_rows(
     """The outputs of :func:`linear_logprob` in ``wanted``. ``LARGEST``, beside other outputs, adds the lowest id of
     each row's largest logits, int64, at the end. Under ``label_smoothing``, log-probabilities are smoothed; ``wanted``
     must then be ``LOGPROB`` and ``LSE``."""
-    if on_bad_id != "nan":
+    if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
         raise ValueError(f"dh_segments: expected 1 or 8, got {dh_segments}")

@@ -178,7 +178,7 @@ def logprob(
         >>> rk.logprob(logits, torch.tensor([0, 1]), temperature=0.5, return_entropy=True).entropy
         tensor([0.1069, 0.6656])
     """
-    if on_bad_id != "nan":
+    if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     kept_ids, kept_offsets = (None, None) if kept is None else _check.kept_arrays(kept)
     if type(ignore_index) is not int:

@@ -198,7 +198,7 @@ class PolicySpec:
 
 
 def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    if not (value is None or isinstance(value, str)) or value not in choices:
+    if not _check.is_choice(value, choices):
         expected = ", ".join("None" if c is None else f'"{c}"' for c in choices)
         raise ValueError(f"{name}: expected {expected}, got {value!r}")
 

@@ -205,7 +205,7 @@ def _rotate(
     q: Any, k: Any, cos: Any, sin: Any, position_ids: Any, interleaved: bool, partial_dim: Any, intermediate: str,
     mrope_sections: Any, head_axis: Any, transposed: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    if intermediate != "float32":
+    if type(intermediate) is not str or intermediate != "float32":
         _check.one_of("intermediate", intermediate, ("float32", "input"))
     if type(interleaved) is not bool:
         interleaved = _check.flag("interleaved", interleaved)
