@@ -16,6 +16,7 @@ from rl_kernel_native._arithmetic import UNITS
 from rl_kernel_native.ops.sample import SampleStatus
 
 NAMES = ("ids", "logprob", "raw_logprob", "status")
+KEYS_AND_TEMPERATURE = ("temperature", "seed", "sample_id", "position")
 CASES = int(os.environ.get("RLK_SAMPLE_FUZZ_CASES", "100"))
 
 
@@ -92,6 +93,36 @@ def test_it_has_the_bytes_of_sample_of_linear(
                     ]
                 assert (want.status == 0).all()
                 assert not any(differing(x, want) for x in (got, *few))
+
+
+# One column; a leaf per part; several; logits at odd addresses; more rows than a warpgroup has.
+FEW_ROWS = ((1, 16, 1), (7, 24, 130), (33, 72, 1999), (64, 200, 5000), (64, 16, 33_001), (65, 16, 5000))
+
+
+@pytest.mark.parametrize("logits_dtype", [None, "float32"])
+@pytest.mark.parametrize("exp", ["portable", "hardware"])
+def test_few_rows_that_nothing_cuts(exp: Any, logits_dtype: Any, device: str, rng: np.random.Generator) -> None:
+    """For up to 64 such rows, a GPU has a kernel that computes product and leaf statistics. Bad rows touch no other."""
+    if device == "cpu" and exp == "hardware":
+        pytest.skip("a GPU's exponential")
+    for rows, ins, vocab in FEW_ROWS:
+        for dtype in dtypes_of(device):
+            hidden, weight = head(rng, rows, ins, vocab, dtype, device)
+            given: dict[str, Any] = {n: x for n, x in mixed(rng, rows, device).items() if n in KEYS_AND_TEMPERATURE}
+            given |= {"exp": exp, "logits_dtype": logits_dtype, "valid_vocab": vocab - vocab // 9}
+            bias = torch.from_numpy(rng.standard_normal(vocab).astype(np.float32)).to(device)
+            if rows > 6:
+                hidden[2, 3], hidden[4, 1] = float("nan"), float("inf")
+                given["temperature"][5], given["position"][6] = 0.0, -1
+            for b in (None, bias):
+                got, want = rk.linear_sample(hidden, weight, bias=b, **given), composed(hidden, weight, bias=b, **given)
+                assert not [n for n in ("ids", "logprob", "status") if not same(getattr(got, n), getattr(want, n))]
+                assert (want.status != 0).sum() == (4 if rows > 6 else 0)
+                for i in range(0, rows, 9):
+                    one = {n: v[i : i + 1] if isinstance(v, torch.Tensor) else v for n, v in given.items()}
+                    alone = rk.linear_sample(hidden[i : i + 1], weight, bias=b, **one)
+                    assert same(alone.ids, want.ids[i : i + 1])
+                    assert same(alone.logprob, want.logprob[i : i + 1])
 
 
 def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:

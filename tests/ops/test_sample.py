@@ -124,19 +124,35 @@ def test_a_row_has_its_bytes_in_any_batch(device: str, rng: np.random.Generator)
     assert all(same(getattr(strided, n), getattr(want, n)) for n in NAMES)
 
 
+def chi(counts: np.ndarray, p: np.ndarray) -> float:
+    """Distance of chi-square from its expectation, in standard deviations."""
+    assert (counts[p == 0] == 0).all()
+    n, some = counts.sum(), p > 0
+    degrees = int(some.sum()) - 1
+    return abs(((counts - n * p)[some] ** 2 / (n * p[some])).sum() - degrees) / np.sqrt(2 * degrees)
+
+
+DRAWS = 1 << 20  # per distribution; five deviations are rare, and the draws are the same in every run
+
+
 def test_draws_follow_the_distribution(device: str) -> None:
-    """Chi-square of a million draws each on a GPU, within five deviations. The draws are the same in every run."""
-    n = 1 << (15 if device == "cpu" else 20)
     z = torch.tensor([0.0, 1.0, -1.0, 2.0, 2.0, -3.0, 0.5, 1.5, -2.0, 0.25] * 2 + [0.7])
+    x, sample_id = z.to(device).expand(DRAWS, len(z)), torch.arange(DRAWS, device=device)
     for given in ({}, {"temperature": 2.0}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.1}):
-        x = z.to(device).expand(n, len(z))
-        ids = rk.sample(x, seed=5, sample_id=torch.arange(n, device=device), position=0, exp="portable", **given).ids
-        counts = np.bincount(ids.cpu().numpy(), minlength=len(z)).astype(float)
+        ids = rk.sample(x, seed=5, sample_id=sample_id, position=0, exp="portable", **given).ids
         p = np.exp(rk.sample_reference(z[None].numpy(), **given).logprob[0])
-        assert (counts[p == 0] == 0).all()
-        degrees = int((p > 0).sum()) - 1
-        chi = ((counts - n * p)[p > 0] ** 2 / (n * p[p > 0])).sum()
-        assert abs(chi - degrees) / np.sqrt(2 * degrees) < 5
+        assert chi(np.bincount(ids.cpu().numpy(), minlength=len(z)).astype(float), p) < 5, given
+
+
+@pytest.mark.parametrize("vary", ["sample_id", "position", "seed"])
+def test_draws_are_independent(vary: str, device: str) -> None:
+    """Pairs of tokens whose keys are neighbours in one integer have the product of the two distributions."""
+    z = torch.tensor([0.0, 1.0, -1.0, 2.0, 2.0, 0.5])
+    p = np.exp(rk.sample_reference(z[None].numpy()).logprob[0])
+    keys: dict[str, Any] = {"seed": 5, "sample_id": 9, "position": 0} | {vary: torch.arange(DRAWS, device=device)}
+    ids = rk.sample(z.to(device).expand(DRAWS, len(z)), exp="portable", **keys).ids.cpu().numpy().reshape(-1, 2)
+    pairs = np.bincount(ids[:, 0] * len(z) + ids[:, 1], minlength=len(z) ** 2).astype(float)
+    assert chi(pairs, np.outer(p, p).reshape(-1)) < 5
 
 
 def test_members_of_a_group_differ_and_a_replay_does_not(device: str, rng: np.random.Generator) -> None:

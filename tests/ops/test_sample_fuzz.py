@@ -1,7 +1,6 @@
 """Random calls of sample, compared with the float64 reference, which sorts: kept sets, log-probabilities and drawn ids.
 
-RLK_SAMPLE_FUZZ_CASES (100) sets how many; 2,000 run before a release. A failure names its case.
-`PYTHONPATH=tests/support python tests/ops/test_sample_fuzz.py CASE` runs one case. This command runs one case:
+RLK_SAMPLE_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_sample_fuzz.py CASE`.
 """
 
@@ -18,7 +17,7 @@ import torch
 import rl_kernel_native as rk
 from rl_kernel_native.reference.sample_draw import draw_reference
 
-CASES = int(os.environ.get("RLK_SAMPLE_FUZZ_CASES", "100"))
+CASES = int(os.environ.get("RLK_SAMPLE_FUZZ_CASES", "2000"))
 BLOCKS = 4  # several tests, so that a failure leaves the others
 MARGIN = 1e-4  # relative: 2.9e-6 of the exponential in up to six nodes, and float32 sums of these, with some reserve
 
