@@ -77,6 +77,27 @@ def test_what_does_not_pay_is_no_group(table: Any, lengths: Any, least: float) -
     assert found(table, lengths, least) is None
 
 
+@pytest.mark.parametrize("given", [3, 5, 6])
+def test_a_padded_step_has_a_length_per_row(device: str, given: int) -> None:
+    """Three sequences in a table of five rows, with a length for each sequence, each row, or more."""
+    table = np.array([[5, 6, 1], [5, 6, 2], [5, 6, 3], [0, 0, 0], [0, 0, 0]], np.int32)
+    lengths = shared.of_rows(np.array([12, 11, 10, 0, 0, 0][:given], np.int32), len(table))
+    assert lengths.tolist() == [12, 11, 10, 0, 0]
+    groups = shared.find(shared.HostPages(table), lengths, PAGE, 2)
+    assert groups is not None
+    on_device = torch.from_numpy(table).to(device)
+    block_table, prefix = shared.prefix_of(groups, on_device)
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 4, 16), (7, PAGE, 2, 16), (7, PAGE, 2, 16))
+    q, k, v = (torch.randn(shape, generator=generator).bfloat16().to(device) for shape in shapes)
+    common: dict[str, Any] = {
+        "cu_seqlens_q": torch.tensor([0, 1, 2, 3, 3, 3], dtype=torch.int32, device=device),
+        "seqused_k": torch.from_numpy(lengths).to(device),
+    }
+    plain = rk.attention(q, k, v, block_table=on_device, **common)
+    assert torch.equal(rk.attention(q, k, v, block_table=block_table, shared_prefix=prefix, **common), plain)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_step_has_the_same_bytes_by_groups(device: str, seed: int) -> None:
     """Random groups of 1 to 6 sequences with prompts of 0 to 6 pages, and padding behind them."""

@@ -109,7 +109,8 @@ class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
         pages, lengths = shared.pages_of(m.block_table_tensor), m.seq_lens_cpu_upper_bound
         if pages is None or lengths is None or m.max_query_len != 1 or self.has_window:
             return None
-        groups = shared.find(pages, lengths.numpy(), page_size, self.least_sequences)
+        every = shared.of_rows(lengths.numpy(), len(m.block_table_tensor))
+        groups = shared.find(pages, every, page_size, self.least_sequences)
         return None if groups is None else shared.prefix_of(groups, m.block_table_tensor)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Any:

@@ -51,6 +51,15 @@ class Groups:
     own_pages: int
 
 
+def of_rows(lengths: np.ndarray, rows: int) -> np.ndarray:
+    """A length for each row of a block table: a row without one is padding, and has no keys."""
+    if len(lengths) == rows:
+        return lengths
+    found = np.zeros(rows, lengths.dtype)
+    found[: len(lengths)] = lengths[:rows]
+    return found
+
+
 def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences: float) -> Groups | None:
     """Groups among consecutive sequences with one query each.
 
