@@ -298,7 +298,7 @@ def test_two_contracts_are_not_aligned() -> None:
     base = {
         "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "runner": "V1", "preemptions": 0,
         "launches": None, "kernels": None, "prefix_cache_hits": 0, "replayed": 0,
-        "rates": [1.0],
+        "rates": [1.0], "features": {},
     }  # fmt: skip
 
     def traced(contract: str, *operators: str) -> dict[str, Any]:
@@ -474,6 +474,8 @@ def test_no_token_of_a_rollout_differs_and_stock_ones_do(runs: dict[str, Any], t
         assert ours.first_divergent is None
         assert ours.preemptions > 0
         assert ours.prefix_cache_hits > 0
+        assert ours.features["chunked_prefill"]
+        assert ours.features["prefix_caching"]
         assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
         assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
         assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,8 @@ class Result:
         ranks: number of tokens whose rank differs in the trainer's logits.
         tokens_per_second: of the rollout; on a GPU the median of ``rates``, after a rollout that is not timed.
         rates: tokens per second of every timed rollout.
+        features: the engine's settings: asynchronous scheduling, chunked prefill, tokens and sequences per step, prefix
+            caching, CUDA graphs.
         redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
             seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
         preemptions: number of sequences that the rollout preempted and computed again.
@@ -114,6 +116,7 @@ class Result:
     same_contract: bool | None
     first_divergent: dict[str, Any] | None = None
     rates: tuple[float, ...] = ()
+    features: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_served(self) -> bool:
@@ -175,6 +178,7 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
         served=served,
         same_contract=None if contracts == {None} else len(contracts) == 1,
         rates=tuple(answer["rates"]),
+        features=answer["features"],
     )
 
 
@@ -389,6 +393,6 @@ def write_report(directory: Path, request: Request, results: Sequence[Result], s
         for side, trace in r.served.items()
         if (found := trace.get("kernels"))
     }
-    (directory / "align.html").write_text(
-        table_page(title, HEAD, rows(results), asdict(request) | operators(results) | kernels)
-    )
+    engines = {f"{r.setting}: engine": ", ".join(f"{k} {v}" for k, v in r.features.items()) for r in results}
+    facts = asdict(request) | engines | operators(results) | kernels
+    (directory / "align.html").write_text(table_page(title, HEAD, rows(results), facts))

@@ -125,6 +125,19 @@ def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float, dict[st
     return host / count, device / count, kernel_names(events)
 
 
+def features(engine: Any) -> dict[str, Any]:
+    """The engine's settings on which a log-probability could depend, as vLLM resolved them."""
+    c = engine.llm_engine.vllm_config
+    return {
+        "async_scheduling": bool(c.scheduler_config.async_scheduling),
+        "chunked_prefill": bool(c.scheduler_config.enable_chunked_prefill),
+        "max_num_batched_tokens": c.scheduler_config.max_num_batched_tokens,
+        "max_num_seqs": c.scheduler_config.max_num_seqs,
+        "prefix_caching": bool(c.cache_config.enable_prefix_caching),
+        "cudagraph_mode": getattr(c.compilation_config.cudagraph_mode, "name", None),
+    }
+
+
 def counted(engine: Any) -> dict[str, Any]:
     return {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
 
@@ -218,6 +231,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "replayed": replayed,
         "tokens_per_second": statistics.median(rates),
         "rates": rates,
+        "features": features(engine),
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
