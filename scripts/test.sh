@@ -141,7 +141,9 @@ stage_cuda() {
     echo "SKIPPED: no nvcc here, so the CUDA kernels were not compiled"
     return
   fi
-  build cuda
+  configure cuda
+  # Compilers leave the cores to the stages beside them, whose tests run against a limit of time.
+  nice -n 10 cmake --build build/cuda --parallel "$(nproc)"
 }
 
 # build_hip TARGET...: these and the extension with the HIP backend, over the package's Python files in build/hip/package.
