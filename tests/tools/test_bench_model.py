@@ -67,7 +67,7 @@ def test_what_stays_torchs_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("family", model.FAMILIES)
 def test_shapes_are_those_of_dense_families(family: str) -> None:
-    assert family in {each.prefix for each in FAMILIES}
+    assert family.partition("-")[0] in {each.prefix for each in FAMILIES}
     with torch.device("meta"):
         stock = model.make(family, small=False, layers=1, dtype=torch.bfloat16, device=torch.device("meta"))
     assert stock.config.num_hidden_layers == 1

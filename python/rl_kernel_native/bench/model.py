@@ -32,9 +32,11 @@ def _shape(hidden: int, inner: int, layers: int, heads: tuple[int, int], width: 
     }  # fmt: skip
 
 
-# By family: (the name of its published model, its shape, further settings of its configuration).
+# By family: (the name of its published model, its shape, further settings of its configuration). What follows a hyphen
+# names another shape of a family.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen3": ("Qwen3 1.7B", _shape(2048, 6144, 28, (16, 8), 128, 151936), {"tie_word_embeddings": True}),
+    "Qwen3-8B": ("Qwen3 8B", _shape(4096, 12288, 36, (32, 8), 128, 151936), {"tie_word_embeddings": False}),
     "Qwen2": ("Qwen2.5 1.5B", _shape(1536, 8960, 28, (12, 2), 128, 151936), {"tie_word_embeddings": True}),
     "Llama": ("Llama 3.2 1B", _shape(2048, 8192, 16, (32, 8), 64, 128256), {"tie_word_embeddings": True}),
     "Mistral": ("Mistral 7B", _shape(4096, 14336, 32, (32, 8), 128, 32000), {"sliding_window": None}),
@@ -56,6 +58,7 @@ def make(family: str, *, small: bool, layers: int | None, dtype: torch.dtype, de
     shape = {**(_SMALL if small else shape), **options}
     if layers is not None:
         shape["num_hidden_layers"] = layers
+    family = family.partition("-")[0]
     config = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")(
         **shape, max_position_embeddings=8192
     )
