@@ -41,14 +41,19 @@ TOOLS = (
     "canonical_blas", "trace", "workspace_stats",
 )  # fmt: skip
 # Pages are as wide as the tables, and never wider than the window; the headings beside them keep their words whole.
-# Names of modules do not look like links. Pictures without a dark form stand on white.
+# Names of modules and classes do not look like links. Pictures without a dark form stand on white.
 STYLE = """\
 .sidebar-drawer { width: calc(50% - 36em); }
 .main { min-width: 0; }
 .content { box-sizing: border-box; width: 66em; min-width: 0; max-width: 100%; }
-.toc-drawer { flex: 0 1000 15em; min-width: 9em; }
+.toc-drawer { flex: 0 1000 15em; min-width: 12em; }
+.toc-tree a code { background: none; border: 0; padding: 0; }
+.header-right { gap: 0.75rem; }
+.indextable { table-layout: fixed; overflow-wrap: anywhere; }
+div.math { font-size: 1.15em; overflow-x: auto; overflow-y: hidden; }
 @media (max-width: 30em) { h1 { font-size: 1.8em; } }
 .highlight .nn { color: inherit !important; text-decoration: none !important; }
+.highlight .nc { text-decoration: none !important; }
 img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
 """
 ABOUT_TYPES = """\
@@ -62,6 +67,9 @@ CONTRACT_OF = {
 }  # fmt: skip
 # Operators without a folder of CUDA kernels, and the folder whose notes are theirs.
 NOTES_OF = {**CONTRACT_OF, "linear_sample": "sample", "silu_mul": "elementwise"}
+ELSEWHERE = '="(?:https?:)?//'
+FETCHED = re.compile(rf'<(?:script|img|iframe)[^>]* src{ELSEWHERE}|<link[^>]* rel="stylesheet"[^>]* href{ELSEWHERE}')
+RAW = re.compile(r"\.\. rubric::|\$[^$<]*\\[a-z]")  # reStructuredText, TeX
 LINK = re.compile(r"(!?)\[([^\[\]]*)\]\(([^)\s]+)\)")
 
 
@@ -199,6 +207,11 @@ def menu(pages: dict[Path, Path]) -> str:
     )
 
 
+def without_code(page: str) -> str:
+    """A page's HTML without what is shown as code."""
+    return re.sub(r"<(pre|code)\b.*?</\1>", "", page, flags=re.S)
+
+
 def write(path: Path, text: str) -> None:
     """Writes one source file."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -264,7 +277,10 @@ SETTINGS: dict[str, Any] = {
     "project": "rl_kernel_native",
     "html_title": "rl_kernel_native",
     "html_theme": "furo",
-    "extensions": ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
+    "extensions": ["myst_parser", "site_math", "sphinx.ext.autodoc", "sphinx.ext.napoleon"],
+    "myst_enable_extensions": ["dollarmath"],
+    "myst_dmath_allow_space": False,  # between two formulas are words
+    "html_math_renderer": "mathml",
     "myst_heading_anchors": 4,
     "myst_fence_as_directive": ["math"],
     "autodoc_typehints": "signature",
@@ -284,7 +300,7 @@ SETTINGS: dict[str, Any] = {
 
 def build(out: Path) -> int:
     """Writes the site to `out`. Returns Sphinx's status, which is not 0 after a warning, or 1 if a page shows
-    raw markup as text."""
+    raw markup as text or fetches files from elsewhere."""
     from sphinx.application import Sphinx
 
     sources = out / "sources"
@@ -297,10 +313,13 @@ def build(out: Path) -> int:
     join_overloads()
     app.build()
     pages = sorted((out / "html").rglob("*.html"))
-    unread = [str(page.relative_to(out)) for page in pages if ".. rubric::" in page.read_text()]
+    unread = [str(page.relative_to(out)) for page in pages if RAW.search(without_code(page.read_text()))]
     if unread:
         print(f"markup that is shown as text: {', '.join(unread)}", file=sys.stderr)
-    return int(app.statuscode) or int(bool(unread))
+    remote = [str(page.relative_to(out)) for page in pages if FETCHED.search(page.read_text())]
+    if remote:
+        print(f"pages that fetch files from elsewhere: {', '.join(remote)}", file=sys.stderr)
+    return int(app.statuscode) or int(bool(unread or remote))
 
 
 def main() -> int:

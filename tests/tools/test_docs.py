@@ -83,6 +83,18 @@ def test_an_example_is_no_part_of_the_section_before_it() -> None:
     assert lines == ["Sums.", "", "", "**Source:** a page.", "", "Example:", "    >>> 1 + 1", "    2"]
 
 
+def test_a_page_that_shows_markup_or_fetches_files_is_noticed() -> None:
+    """A formula between dollars was shown as text, and others needed a script from elsewhere."""
+    site = tool("build_site")
+    for shown in (r"<p>the clip $1 + \epsilon_h$</p>", ".. rubric:: Example"):
+        assert site.RAW.search(site.without_code(shown))
+    for kept in (r"<p><code>$OUT \n</code> costs $5</p>", "<pre>\n$a\n\\n</pre>", "<math><mi>l</mi></math>"):
+        assert not site.RAW.search(site.without_code(kept))
+    for fetched in ('<script src="https://a.org/b.js">', '<link rel="stylesheet" href="//a.org/b.css">'):
+        assert site.FETCHED.search(fetched)
+    assert not site.FETCHED.search('<a href="https://a.org"><img src="front.svg"><script src="_static/a.js">')
+
+
 @pytest.mark.parametrize("name", ["build_site", "build_wheels"])
 def test_a_bracket_before_a_link_is_no_part_of_it(name: str) -> None:
     assert re.findall(tool(name).LINK, "in `[0, 2^32)`. [`a`](b.md) and ![c](d.png)") == [
