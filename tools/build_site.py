@@ -51,7 +51,7 @@ STYLE = """\
 .header-right { gap: 0.75rem; }
 .indextable { table-layout: fixed; overflow-wrap: anywhere; }
 div.math { font-size: 1.15em; overflow-x: auto; overflow-y: hidden; }
-@media (max-width: 30em) { h1 { font-size: 1.8em; } }
+@media (max-width: 30em) { h1 { font-size: 1.8em; } table.docutils td:last-child { min-width: 12em; } }
 .highlight .nn { color: inherit !important; text-decoration: none !important; }
 .highlight .nc { text-decoration: none !important; }
 img[src$=".png"] { background: #fff; border-radius: 4px; padding: 4px; }
