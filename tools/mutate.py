@@ -10,11 +10,13 @@
     python tools/mutate.py --save        # writes the verdicts of this machine into tools/mutants.json
 
 Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
-picks. A change of one file therefore leaves the faults of all others. The work happens in a copy of the tree,
+picks. A change of one file therefore leaves the faults of all others. The first seed draws the faults that the record
+has decided before others, since hashes of paths change where a file moves. The work happens in a copy of the tree,
 ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in Python needs no
-build. A fault that does not compile is drawn again. So is a fault that does not change the object code: either the
-compiler shows it equivalent, or it lies in device code. A test that does not end counts as having noticed the fault.
-mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
+build. A fault that does not compile is drawn again. So is a fault that neither changes the object code nor fails a C++
+test of its header: either the compiler shows it equivalent, or it lies in device code. A test that does not end counts
+as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason;
+these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.
@@ -53,7 +55,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutate_faults import cpp_faults, python_faults
 from mutate_switches import BuiltSwitches, Switches
-from mutate_tables import ANY, EQUIVALENT, OF_STEM, SHARED, UNDECIDED
+from mutate_tables import ANY, EQUIVALENT, OF_FOLDER, OF_STEM, SHARED, UNDECIDED
 from mutate_workers import in_parallel, locked
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -78,6 +80,7 @@ COPIED = (
     "cmake", "bench", "tools", "examples", "docs",
 )  # fmt: skip
 LEFT_OUT = {"_trace.py", "_types.py", "_machine.py", "_variants.py", "_blas.py", "__init__.py", "module.cpp"}
+FIRST: list[str] = []  # tests that --first names
 COUNT = {"python": 70, "bindings": 30, "kernels": 60}
 
 # Compiled calls run the same formulas, so their tests are left out for a file that is not part of the way to torch.
@@ -109,7 +112,11 @@ class Fault(NamedTuple):
 
 def read_by_the_cpu() -> set[Path]:
     """Files that the CPU's extension is compiled from. Tests on GPUs cover the headers that only GPU code includes."""
-    left = [p for folder in ("cpu", "cpp/ops", "bindings") for p in (ROOT / folder).glob("*.cpp")]
+    return compiled_with([p for folder in ("cpu", "cpp/ops", "bindings") for p in (ROOT / folder).glob("*.cpp")])
+
+
+def compiled_with(left: list[Path]) -> set[Path]:
+    """These files, and the headers that they include."""
     found = set(left)
     while left:
         path = left.pop()
@@ -137,6 +144,14 @@ def faults_of(layer: str) -> list[Fault]:
     return found
 
 
+@functools.cache
+def decided() -> set[tuple[str, str]]:
+    """What the committed record and the table of equivalents say, apart from faults that were drawn again."""
+    entries = json.loads(COMMITTED.read_text()) if COMMITTED.exists() else []
+    no_code = NO_BUILD, SAME_CODE
+    return {(entry["path"], entry["planted"]) for entry in entries if entry["by"] not in no_code} | set(EQUIVALENT)
+
+
 def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
     """Takes files in turn, and from each file a kind of fault that it has not given yet. Hashes order them, so a run
     that was stopped has judged a sample."""
@@ -150,11 +165,12 @@ def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
             files.setdefault(fault.path, {}).setdefault(fault.kind, []).append(fault)
     ranked = []
     for path, kinds in files.items():
+        known = {fault for of_kind in kinds.values() for fault in of_kind if seed == 1 and key_of(fault) in decided()}
         turns = []
         for kind, faults in kinds.items():
             faults.sort(key=lambda f: place(f.path, f.kind, planted_line(f)))
-            turns += [(turn, place(path, kind), fault) for turn, fault in enumerate(faults)]
-        ranked += [(rank, place(path), fault) for rank, (*_, fault) in enumerate(sorted(turns))]
+            turns += [(fault not in known, turn, place(path, kind), fault) for turn, fault in enumerate(faults)]
+        ranked += [(new, rank, place(path), fault) for rank, (new, *_, fault) in enumerate(sorted(turns))]
     chosen: dict[tuple[str, int], Fault] = {}
     for *_, fault in sorted(ranked):
         if len(chosen) < count:
@@ -177,17 +193,19 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
     stem = {"policy_spec": "policy_loss", "preference_kinds": "preference_loss"}.get(stem, stem)
     parts = [stem]
     files = {p.stem: str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py")}
-    own = sorted(name for name in files if name.startswith(f"test_{stem}"))
+    of_python = fault.path.endswith(".py")
+    own = sorted(name for name in files if name.startswith(f"test_{stem}") and (of_python or f"test_{stem}" in files))
     shared = SHARED.get(Path(fault.path).stem, [])
-    if not own and not fault.path.endswith(".py"):
+    if not own and not of_python:
         operators = [p.stem for p in (ROOT / "cpp/include/rlk/ops").glob("*.h") if stem.startswith(p.stem)]
         longest = [max(operators, key=len)] if operators else []
-        parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), [])
+        of_folder = OF_FOLDER.get(str(Path(fault.path).parent), [])
+        parts = longest or next((OF_STEM[k] for k in sorted(OF_STEM, key=len)[::-1] if stem.startswith(k)), of_folder)
         own = sorted(name for part in parts for name in files if name.startswith(f"test_{part}"))
     compiled: set[str] = set()
     if not fault.path.startswith((PACKAGE, "bindings")):  # C++ tests contain neither
         compiled = {p.stem for part in (*parts, stem) for p in (ROOT / "tests/cpp").glob(f"test_{part}*.cpp")}
-        includes = f'/{Path(fault.path).name}"'
+        includes = f'{"/".join(Path(fault.path).parts[-2:])}"'
         compiled |= {p.stem for p in (ROOT / "tests/cpp").glob("test_*.cpp") if includes in p.read_text()}
         compiled.add("test_preconditions")
     first = [f"test_{part}" for part in parts]
@@ -195,7 +213,8 @@ def tests_of(fault: Fault) -> tuple[list[str], list[str], list[str]]:
     described = ["test_engine", "test_words", "test_frameworks"] if fault.path.startswith(PACKAGE) else []
     described += ["test_contract"] if f"{PACKAGE}/ops" in fault.path else []
     others = [name for name in dict.fromkeys([*shared, *ANY, *described]) if name not in own]
-    return [files[name] for name in own], [files[name] for name in others if name in files], sorted(compiled)
+    of_fault = [*FIRST, *(files[name] for name in own)]
+    return of_fault, [files[name] for name in others if name in files], sorted(compiled)
 
 
 @functools.cache
@@ -392,8 +411,10 @@ class Copy:
             if self.is_same_code():
                 if not self.build("_C"):
                     return NO_BUILD
-                if self.is_same_code():
-                    return SAME_CODE
+                if self.is_same_code():  # but C++ tests may contain the code
+                    tests = {name: ROOT / "tests/cpp" / f"{name}.cpp" for name in compiled}
+                    reading = [name for name, of in tests.items() if ROOT / fault.path in compiled_with([of])]
+                    return self.compiled_notice(reading) or SAME_CODE
             first = fault.path.endswith(".cpp") and fault.layer == "kernels"  # C++ tests are then only linked
             by = self.compiled_notice(compiled) if first else ""
             if by:
@@ -601,6 +622,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, help="faults of each layer")
     parser.add_argument("--files", default="*", help="a pattern of the paths to draw from")
     parser.add_argument("--only", action="append", help="the name of a fault, as --list prints it; or part of one")
+    parser.add_argument("--first", action="append", default=[], help="a Python test to run before others, or its file")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true", help="print what the record has, and plant nothing")
     parser.add_argument("--again", action="store_true", help="plant the record's survivors again")
@@ -613,6 +635,7 @@ def main() -> int:
     parser.add_argument("--at", default=commit(), help="the commit that new verdicts name; by default HEAD")
     parser.add_argument("--jobs", type=int, default=1, help="of the compiler at once")
     arguments = parser.parse_args()
+    FIRST[:] = arguments.first
     layers = arguments.layer or list(LAYERS)
     faults = [
         f for layer in layers for f in drawn(layer, arguments.count or COUNT[layer], arguments.seed, arguments.files)
@@ -636,7 +659,7 @@ def main() -> int:
     record = Record(arguments.record)
     found = list(judged(faults, record, None, False))
     if arguments.save:
-        record.save([fault for fault, _ in found], COMMITTED)
+        record.save([fault for layer in LAYERS for fault in faults_of(layer)], COMMITTED)
     print(table(found))
     return int(sum(by == "" for _, by in found) > 0.05 * sum(bool(by) or by == "" for _, by in found))
 

@@ -63,7 +63,7 @@ OF_STEM = {
     "optimal": ["optimal_token_baseline"], "policy": ["policy_loss"], "preference": ["preference_loss"],
     "process_logits": ["process_logits", "sample"], "reward": ["scatter_rewards"],
     "rejection": ["policy_loss", "importance_weights"], "sequence": ["sequence_logprob", "policy_loss"],
-    "scored": ["linear_logprob"], "softmax": ["logprob"], "span": ["scatter_rewards"], "value": ["value_loss"],
+    "scored": ["linear_logprob"], "softmax": ["logprob"], "span_check": ["scatter_rewards"], "value": ["value_loss"],
     "team_sum": ["group_advantage", "masked_whiten"], "merge_order": ["group_advantage"],
     "central": ["value_loss", "mismatch_metrics", "importance_weights"],
     "moment": ["group_advantage", "masked_whiten"], "philox": ["random_bits", "sample"], "mma_model": ["linear"],
@@ -81,10 +81,16 @@ OF_STEM = {
     "sigmoid": ["preference_loss", "silu_mul"], "tanh": ["logprob", "silu_mul"], "erf": ["silu_mul"],
     "half": ["linear", "rms_norm"], "row_integers": ["sample", "random_bits"],
     "isa": ["logprob", "kl"], "rows": ["rms_norm", "silu_mul"], "simd": ["logprob", "kl", "rms_norm"],
-    "thread_pool": ["logprob", "gae"], "divisor": ["policy_loss"], "vec4": ["policy_loss"], "ieee": ["kl", "logprob"],
-    "random_words": ["random_bits"], "row_split": ["silu_mul", "embedding"], "elementwise": ["silu_mul"],
-    "row_pitch": ["linear_logprob"],
+    "thread_pool": ["logprob", "gae"], "divisor": ["row_split", "kv_cache_append"], "vec4": ["policy_loss"],
+    "ieee": ["kl", "logprob"], "random_words": ["random_bits"], "row_split": ["silu_mul", "embedding"],
+    "elementwise": ["silu_mul"], "row_pitch": ["linear_logprob"],
 }  # fmt: skip
+# Tests of the other C++ files of a folder.
+OF_FOLDER = {
+    "kernels/attention": ["attention"],
+    "kernels/sample": ["sample"],
+    **dict.fromkeys(("kernels/tokens", "cpu/tokens"), OF_STEM["token"]),
+}
 ANY = ["test_exact_bounds", "test_option_bounds", "test_out_writes", "test_strides", "test_overlaps", "test_bad_input",
        "test_token_model", "test_other_device"]  # fmt: skip
 # mutate.key_of(fault) -> why no test can notice. If a line changes, its entry leaves the table and is judged

@@ -57,11 +57,11 @@ def test_an_operators_first_test_runs_first_and_fuzzing_last(tool: Any) -> None:
 
 
 def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = tool.drawn("python", 70, 1)
+    whole = tool.drawn("python", 70, 2)
     path = whole[0].path
     every = [f for f in tool.faults_of("python") if f.path != path or f.kind == "bound"]
     monkeypatch.setattr(tool, "faults_of", lambda layer: every)
-    assert [f for f in tool.drawn("python", 70, 1) if f.path != path] == [f for f in whole if f.path != path]
+    assert [f for f in tool.drawn("python", 70, 2) if f.path != path] == [f for f in whole if f.path != path]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,22 @@ def test_a_changed_file_leaves_the_faults_of_others(tool: Any, monkeypatch: pyte
         ("cpp/include/rlk/math/philox.h", "tests/ops/test_random_bits.py", "test_models"),
         ("cpu/rope.cpp", "tests/ops/test_rope.py", "test_preconditions"),
         ("cpu/thread_pool.cpp", "tests/ops/test_gae.py", "test_thread_pool"),
+        ("kernels/attention/tile.h", "tests/ops/test_attention.py", "test_attention_mma"),
+        ("kernels/attention/cache_append.h", "tests/ops/test_kv_cache_append.py", "test_kv_cache_append"),
+        ("kernels/sample/round.h", "tests/ops/test_sample.py", "test_sample"),
+        ("kernels/tokens/terms.h", "tests/ops/test_kl.py", "test_policy_loss"),
     ],
 )
 def test_the_tests_of_a_file(tool: Any, path: str, python: str, compiled: str | None) -> None:
     own, _, in_cpp = tool.tests_of(SimpleNamespace(path=path))
     assert python in own
     assert compiled in in_cpp if compiled else not in_cpp
+
+
+def test_a_test_that_is_named_runs_first(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool, "FIRST", ["tests/ops/test_strides.py::test_a"])
+    own, _, _ = tool.tests_of(SimpleNamespace(path="bindings/rope.cpp"))
+    assert own[:2] == ["tests/ops/test_strides.py::test_a", "tests/ops/test_rope.py"]
 
 
 def test_faults_that_are_called_equivalent_are_ones_that_may_be_drawn(tool: Any) -> None:
@@ -284,6 +294,27 @@ def test_the_committed_record_is_read(tool: Any, tmp_path: Path) -> None:
     assert all(set(entry) == {"path", "planted", "by", "at"} for entry in record.of.values())
 
 
+def test_the_first_seed_draws_what_the_record_has_decided(tool: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hashes of paths order the draw, so a folder that moves would draw other faults."""
+    usual = tool.drawn("bindings", 5, 2)
+    last = tool.faults_of("bindings")[-1]
+    assert last not in usual
+    monkeypatch.setattr(tool, "decided", lambda: {tool.key_of(last)})
+    found = tool.drawn("bindings", 5, 1)
+    assert last in found
+    assert len(found) == 5
+    assert tool.drawn("bindings", 5, 2) == usual
+
+
+def test_the_committed_record_knows_most_of_the_draw(tool: Any, tmp_path: Path) -> None:
+    """A file that moves takes its lines of the record along."""
+    record = tool.Record(tmp_path / "none.jsonl")
+    for layer in tool.LAYERS:
+        drawn = [f for f in tool.drawn(layer, tool.COUNT[layer], 1) if tool.key_of(f) not in tool.EQUIVALENT]
+        known = [f for f in drawn if record.known(f, False) is not None]
+        assert 2 * len(known) > len(drawn), f"{layer}: the record knows {len(known)} of {len(drawn)} faults"
+
+
 @pytest.mark.parametrize(
     ("compiles", "code", "judged"),
     [(False, b"2", "NO_BUILD"), (True, b"1", "SAME_CODE"), (True, b"2", "")],
@@ -309,6 +340,18 @@ def test_a_fault_of_cpp_is_judged_by_its_object_code(
     assert copy.plant(fault) == (getattr(tool, judged) if judged else "")
     assert built == [("rlk_core",), ("_C",)][: 2 if compiles else 1]
     assert path.read_text() == whole
+
+
+@pytest.mark.parametrize(("path", "read_by"), [("kernels/rows/divisor.h", ["test_row_split"]), ("cpu/kl.cpp", [])])
+def test_code_of_gpus_is_judged_by_the_cpp_tests_that_read_it(
+    tool: Any, copy: Any, path: str, read_by: list[str]
+) -> None:
+    (fault,) = tool.drawn("kernels", 1, 1, path)
+    (copy.root / path).parent.mkdir(parents=True)
+    (copy.root / path).write_text((tool.ROOT / path).read_text())
+    copy.build, copy.code, copy.compiled_from = lambda *targets: True, lambda: copy.of_tree, lambda path: []
+    copy.compiled_notice = lambda tests: " ".join(tests)
+    assert copy.plant(fault) == (" ".join(read_by) or tool.SAME_CODE)
 
 
 def test_a_build_sees_the_objects_of_the_planted_file_alone(
