@@ -32,3 +32,13 @@ def test_a_legend_of_a_report_is_beside_its_axes() -> None:
     figure.canvas.draw()
     assert legend.get_window_extent().x0 >= axes.get_window_extent().x1
     assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
+def test_no_line_of_a_report_ends_within_a_number() -> None:
+    pytest.importorskip("transformers")
+    from rl_kernel_native.consistency import page
+
+    said = "max |ratio - 1| is < 3 and KL (k3) is 4.07e-05"
+    seen = page._escaped(said)
+    assert re.findall('<span class="number">(.*?)</span>', seen) == ["max |ratio - 1|", "4.07e-05"]
+    assert re.sub("<[^>]*>", "", seen) == said.replace("<", "&lt;")

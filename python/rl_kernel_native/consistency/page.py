@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { fon
 table { border-collapse: collapse; font-size: .87rem; margin: .5rem 0; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #d8dee4; padding: .25rem .7rem .25rem 0; text-align: left; vertical-align: top; }
 td.n, th.n { text-align: right; }
-td.n { white-space: nowrap; } th { font-size: .85em; } .verdict { font-size: 1.15rem; font-weight: 600; }
+td.n, .number { white-space: nowrap; } th { font-size: .85em; } .verdict { font-size: 1.15rem; font-weight: 600; }
 .wide { overflow-x: auto; } svg { max-width: 100%; height: auto; }
-.chart { background: #fff; border-radius: 6px; padding: .4rem; margin: .8rem 0; }
+.chart { background: #fff; border-radius: 6px; padding: .4rem; margin: .8rem 0; overflow-x: auto; }
+.chart svg { min-width: 36rem; }
 .ok { color: #15803d; font-weight: 600; } .bad { color: #b42318; font-weight: 600; }
 tr.first td { background: #fff1e8; } code { font-size: .87em; overflow-wrap: anywhere; }
 @media (prefers-color-scheme: dark) {
@@ -31,6 +33,11 @@ tr.first td { background: #fff1e8; } code { font-size: .87em; overflow-wrap: any
 
 def _number(value: float | int) -> str:
     return f"{value + 0.0:.4g}" if isinstance(value, float) else f"{value:,}"  # + 0.0: no "-0"
+
+
+def _escaped(text: str) -> str:
+    """A sentence as HTML, in which no line ends within a number or a formula between bars."""
+    return re.sub(r"\d[\d.]*e-\d+|(?:max |mean )?\|[^|]*\|", r'<span class="number">\g<0></span>', html.escape(text))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], first: int | None = None) -> str:
@@ -47,7 +54,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], first: int | None
         mark = ' class="first"' if index == first else ""
         lines.append(f"<tr{mark}>{''.join(cells)}</tr>")
     titles = [
-        f'<th class="n">{html.escape(title)}</th>' if column in numeric else f"<th>{html.escape(title)}</th>"
+        f'<th class="n">{_escaped(title)}</th>' if column in numeric else f"<th>{_escaped(title)}</th>"
         for column, title in enumerate(head)
     ]
     return f'<div class="wide"><table><tr>{"".join(titles)}</tr>{"".join(lines)}</table></div>'
@@ -100,12 +107,12 @@ def _operators(comparison: Comparison, run: BatchRun) -> str:
 
 def _section(comparison: Comparison, figures: Mapping[str, str]) -> str:
     name = slug(comparison)
-    sentences = "".join(f"<li>{html.escape(line)}</li>" for line in explain(comparison)[1:])
+    sentences = "".join(f"<li>{_escaped(line)}</li>" for line in explain(comparison)[1:])
     found = (figures.get(f"{kind}_{name}") for kind in ("drift", "log_ratio"))
     rows = [[row.operator, row.served_by, row.rollout, row.training] for row in comparison.operator_table]
     parts = [
         f"<h2>{html.escape(comparison.settings.label)}: {_verdict(comparison.aligned)}</h2>",
-        f'<p class="verdict">{html.escape(verdict(comparison))}</p><ul>{sentences}</ul>',
+        f'<p class="verdict">{_escaped(verdict(comparison))}</p><ul>{sentences}</ul>',
         _metrics(comparison),
         *(_chart(figure) for figure in found if figure is not None),
         "<h3>Which operators are whose</h3>",
@@ -150,7 +157,7 @@ def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], fi
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>rlk compare</title><style>{_STYLE}</style></head><body>
 <h1>Rollout against training: {_verdict(bool(report["aligned"]))}</h1>
-<p class="verdict">{html.escape(news(comparisons))}</p>
+<p class="verdict">{_escaped(news(comparisons))}</p>
 {_chart(figures["overview"])}
 <p>The same ids, scored twice: one token a step against a KV cache in a batch whose members change, and by one
 teacher-forced forward. Aligned means {aligned}.</p>
