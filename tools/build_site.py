@@ -161,8 +161,9 @@ def write_sources(folder: Path) -> None:
     pages |= {ROOT / name: Path(place) for name, place in PAGES.items()}
     pages[ROOT / "README.md"] = Path("index.md")
     for vendor, prefix in (("cuda", ""), ("hip", "hip_")):
-        for notes in sorted((ROOT / vendor).glob("*/README.md")):
-            pages[notes] = Path("kernels") / f"{prefix}{notes.parent.name}.md"
+        for notes in sorted((ROOT / vendor).glob("*/*.md")):
+            more = "" if notes.name == "README.md" else f"_{notes.stem}"
+            pages[notes] = Path("kernels") / f"{prefix}{notes.parent.name}{more}.md"
     # An operator's page holds its contract, so a link to the header leads there.
     headers = {ROOT / "cpp" / "include" / "rlk" / "ops" / f"{stem}.h": Path("api") / f"{stem}.md" for stem in modules}
     for page, place in pages.items():
