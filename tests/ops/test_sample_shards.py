@@ -15,7 +15,7 @@ from rl_kernel_native.ops.sample import SampleStatus
 from test_sample import KEYS, logits_of, rows_of, same
 
 # Parts of each shard: 1, 2, 3 and 8 shards, and one split that has every size.
-SPLITS = {"1": [8], "2": [4, 4], "3": [4, 2, 2], "uneven": [1, 1, 2, 4], "8": [1] * 8}
+SPLITS = {"1": [8], "2": [4, 4], "3": [4, 2, 2], "4": [2] * 4, "uneven": [1, 1, 2, 4], "8": [1] * 8}
 OF_MERGE = ("return_kept", "kept_capacity")
 OF_PARTIAL = (
     "repetition_penalty", "presence_penalty", "frequency_penalty", "history", "logit_bias", "max_top_k",
