@@ -24,6 +24,7 @@ The commands, in this order; each is useful only if those before it succeed:
     align_gpu.py OUT small --settings rk --pages-for 16            # pages for 16 sequences: forced preemption
     align_gpu.py OUT small --settings rk --prompts 256 --logprobs 0 --logprobs-mode processed_logprobs
     align_gpu.py OUT small --settings rk --trainers fsdp2          # on two GPUs
+    align_gpu.py OUT whole --rates --default-batch --dummy         # rates and kernels alone, with vLLM's own batches
 
 RLK_ALIGN_LOCK=FILE lets several commands run at once on one GPU. The measured rollouts then take turns. The starts of
 the engines, which are most of the time, do not.
@@ -59,18 +60,30 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
-def make(folder: Path, shape: dict[str, int]) -> None:
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+def config_of(shape: dict[str, int]) -> Any:
+    from transformers import Qwen3Config
 
     options: dict[str, Any] = {
         **shape, "vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096,
         "tie_word_embeddings": shape["hidden_size"] == 1024, "initializer_range": 0.03,
     }  # fmt: skip
+    return Qwen3Config(architectures=["Qwen3ForCausalLM"], dtype="bfloat16", **options)
+
+
+def configure(folder: Path, shape: dict[str, int]) -> None:
+    """A model without weights, where there is none."""
+    if not (folder / "config.json").is_file():
+        config_of(shape).save_pretrained(folder)
+
+
+def make(folder: Path, shape: dict[str, int]) -> None:
+    import torch
+    from transformers import Qwen3ForCausalLM
+
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)  # the largest model does not fit next to a float32 copy
     with torch.device("cuda"):
-        model = Qwen3ForCausalLM(Qwen3Config(**options))
+        model = Qwen3ForCausalLM(config_of(shape))
     model.save_pretrained(folder)
 
 
@@ -87,14 +100,17 @@ def main(asked: argparse.Namespace) -> int:
     # Leaves out the command's own packages, which a GPU machine need not have.
     from rl_kernel_native.consistency import align
 
-    made(asked.out, [asked.model])
+    if asked.dummy:
+        configure(asked.out / asked.model / "model", SHAPES[asked.model])
+    else:
+        made(asked.out, [asked.model])
     start, folder = time.perf_counter(), asked.out / asked.model
     model, report = folder / "model", folder / (asked.name or asked.settings.replace(",", "_"))
     # The share is only what must be free at the start, beside the engines that start together.
     memory: dict[str, Any] = {"gpu_memory": 0.05, "cache_gib": CACHE_GIB[asked.model] * max(1, asked.prompts / 128)}
     request = align.request_of(
         model, **REQUEST, **memory, num_prompts=asked.prompts, pages_for=asked.pages_for, logprobs=asked.logprobs,
-        logprobs_mode=asked.logprobs_mode,
+        logprobs_mode=asked.logprobs_mode, default_batch=asked.default_batch, dummy_weights=asked.dummy,
     )  # fmt: skip
     results: list[align.Result] = []
     steps: list[align.Step] = []
@@ -112,12 +128,10 @@ def main(asked: argparse.Namespace) -> int:
         report.mkdir(parents=True, exist_ok=True)
         (report / "rates.json").write_text(json.dumps({"request": asdict(request), "results": found}, indent=1) + "\n")
         for one in found:
-            print(
-                one["setting"],
-                *(f"{rate:.0f}" for rate in one["rates"]),
-                "tok/s; kernels",
-                sum(one["seconds"].values()),
-            )
+            for limit in one["limits"]:
+                rates, seconds = (f"{rate:.0f}" for rate in limit["rates"]), sum(limit["seconds"].values())
+                print(f"{one['setting']}, at most {limit['tokens_per_step']} tokens per step:", *rates, end=" ")
+                print(f"tok/s; {seconds:.2f} s in kernels")
         return 0
     for setting in filter(None, asked.settings.split(",")):
         align.align(request, [setting], asked.trainers.split(","), found=take)
@@ -139,6 +153,8 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--logprobs", type=int, default=5, help="most probable tokens to score")
     parser.add_argument("--logprobs-mode", default="raw_logprobs")
     parser.add_argument("--rates", action="store_true", help="only rates and times of kernels: rates.json")
+    parser.add_argument("--default-batch", action="store_true", help="vLLM's own tokens per step; --rates: both")
+    parser.add_argument("--dummy", action="store_true", help="--rates: the engine draws its weights")
     parser.add_argument("--name", help="folder of the report; default: the settings")
     parser.add_argument("--make", help="models to make, by commas, without a run")
     parser.add_argument("--make-one", action="store_true", help=argparse.SUPPRESS)

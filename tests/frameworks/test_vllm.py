@@ -217,6 +217,56 @@ def test_pages_of_the_engine(monkeypatch: pytest.MonkeyPatch, on_gpu: bool, page
     assert options.get("block_size") == (None if blocks is None else 16)
 
 
+@pytest.mark.parametrize(("default_batch", "tokens"), [(False, 584), (True, None)])
+def test_tokens_per_step_of_the_engine(
+    monkeypatch: pytest.MonkeyPatch, default_batch: bool, tokens: int | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **options: options))
+    request = align.Request("model", 10, prompt_tokens=512, default_batch=default_batch, dummy_weights=default_batch)
+    options = align_rollout.make_engine(dataclasses.asdict(request), on_gpu=True)
+    assert options.get("max_num_batched_tokens") == tokens
+    assert options.get("load_format") == ("dummy" if default_batch else None)
+    assert "max_num_seqs" not in options
+
+
+@pytest.mark.parametrize(("default_batch", "limits"), [(False, [16384]), (True, [16384, 584])])
+def test_rates_of_an_engine_by_its_limit_of_tokens_per_step(
+    monkeypatch: pytest.MonkeyPatch, default_batch: bool, limits: list[int]
+) -> None:
+    """Every rollout follows an empty cache; each limit has one that is not timed, and one that is profiled."""
+    scheduler = SimpleNamespace(max_num_scheduled_tokens=0)
+    core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
+    done: list[int] = []
+    event = SimpleNamespace(
+        device_type=torch.autograd.DeviceType.CUDA, name="rlk::rope()", time_range=SimpleNamespace(elapsed_us=lambda: 5)
+    )
+    engine = SimpleNamespace(
+        llm_engine=SimpleNamespace(
+            vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(max_num_batched_tokens=16384)),
+            engine_core=core,
+        ),
+        get_metrics=lambda: [SimpleNamespace(name="vllm:iteration_tokens_total", count=2 * len(done))],
+    )
+
+    def profiled(run: Any) -> Any:
+        run()
+        return SimpleNamespace(events=lambda: [event] * 4)
+
+    monkeypatch.setattr(align_rollout, "profiled", profiled)
+    monkeypatch.setattr(align_rollout, "features", lambda engine: {})
+    request = dataclasses.asdict(align.Request("model", 10, prompt_tokens=512, default_batch=default_batch))
+    found = align_rollout.rates_of(
+        engine, request, 3, lambda: done.append(scheduler.max_num_scheduled_tokens), lambda: done.append(0), 100
+    )
+    assert done[::2] == [0] * len(done[1::2])
+    assert done[1::2] == limits + [limit for limit in limits for _ in range(3)] + limits
+    assert [one["tokens_per_step"] for one in found["limits"]] == limits
+    for one in found["limits"]:
+        assert len(one["rates"]) == 3
+        assert (one["steps"], one["kernels"], one["calls"]) == (2, 2.0, {"rope": 4})
+        assert one["seconds"] == {"rope": pytest.approx(2e-5)}
+
+
 @pytest.mark.parametrize(
     ("trained_by", "gpus", "rank", "backend", "device"),
     [

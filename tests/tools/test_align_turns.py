@@ -44,6 +44,7 @@ def test_one_process_measures_at_a_time_and_none_goes_on_before_all_have(tmp_pat
         for name, delay in (("a", 0.0), ("b", 0.4), ("other", 0.2))
     ]
     assert [run.wait(60) for run in runs] == [0, 0, 0]
+    assert len((tmp_path / "lock.before").read_bytes()) == 2  # those that measure
     lines = log.read_text().splitlines()
     turns = [line for line in lines if line.endswith((" begins", " ends"))]
     assert sorted(turns) == sorted(f"{name} {what}" for name in "ab" for what in ("begins", "ends") * ROUNDS)

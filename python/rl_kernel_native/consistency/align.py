@@ -31,7 +31,7 @@ SETTINGS: dict[str, dict[str, str]] = {
 }
 ROLLOUTS = ("vllm",)
 TRAINERS = ("hf", "fsdp2", "fsdp2-one-gpu", "megatron")
-RATES = 5  # timed rollouts of rates()
+RATES = 4  # timed rollouts of rates()
 SHARDS = 2  # processes of a sharded trainer
 
 
@@ -45,6 +45,10 @@ class Request:
             the cache to ``gpu_memory``, and means 2 on a CPU.
         cache_gib: GiB of the engine's cache on a GPU; 0 leaves it to ``gpu_memory``, with a profile of vLLM's memory.
         logprobs_mode: the engine's: ``"raw_logprobs"`` or ``"processed_logprobs"``, equal numbers at temperature 1.
+        default_batch: whether the engine keeps vLLM's own limits of tokens and sequences per step on a GPU. Otherwise a
+            step takes about as many tokens as the longest sequence has, which forces chunked prefill.
+        dummy_weights: whether the engine draws small random weights. The directory then needs config.json only, and no
+            trainer can score the rollout.
     """
 
     model: str
@@ -59,6 +63,8 @@ class Request:
     pages_for: int = 0
     cache_gib: float = 0.0
     logprobs_mode: str = "raw_logprobs"
+    default_batch: bool = False
+    dummy_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -262,14 +268,15 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
 
 
 def rates(request: Request, setting: str) -> dict[str, Any]:
-    """Tokens per second of timed rollouts, launches and kernels of a step, and the seconds of each kernel in one
-    rollout, on a GPU and without a comparison."""
+    """Tokens per second of timed rollouts, launches and kernels of a step, and calls and seconds of each kernel in one
+    rollout, on a GPU and without a comparison. With ``default_batch`` both for the engine's own limit of tokens per
+    step and for chunked prefill."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
         file.write_text(json.dumps({**asdict(request), "setting": setting, "rates_only": RATES}))
-        _run("align_rollout", file, setting)
+        _run("align_rollout", file, setting, shown=True)
         answer = json.loads(file.read_text())
-        return {"setting": setting, **{name: answer[name] for name in ("rates", "launches", "kernels", "seconds")}}
+        return {"setting": setting, **{name: answer[name] for name in ("features", "tokens", "limits")}}
 
 
 @dataclass(frozen=True)
@@ -300,15 +307,16 @@ def updates(request: Request, steps: int) -> list[Step]:
         return [Step(**step) for step in json.loads(file.read_text())["updates"]]
 
 
-def _run(part: str, file: Path, setting: str, processes: int = 1) -> None:
+def _run(part: str, file: Path, setting: str, processes: int = 1, *, shown: bool = False) -> None:
     environment = {
         **os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", **SETTINGS[setting],
     }  # fmt: skip
     several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] * (processes > 1)
     command = [sys.executable, *several, "-m", f"rl_kernel_native.consistency.{part}", str(file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, capture_output=not shown, text=True)
     if done.returncode != 0:
-        raise RuntimeError(f"{setting}: {part} failed:\n" + (done.stdout + done.stderr)[-6000:])
+        said = "see above" if shown else (done.stdout + done.stderr)[-6000:]
+        raise RuntimeError(f"{setting}: {part} failed:\n{said}")
 
 
 # ---- what is said of it ----------------------------------------------------------------------------------------------

@@ -40,6 +40,11 @@ def prompts_of(request: dict[str, Any]) -> list[list[int]]:
     return found
 
 
+def chunk_of(request: dict[str, Any]) -> int:
+    """Tokens per step on a GPU that few prompts fit into beside the other requests: chunked prefill."""
+    return max(512, request["prompt_tokens"] + request["max_tokens"] + 8)
+
+
 def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
     from vllm import LLM
 
@@ -55,11 +60,15 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
         "disable_log_stats": False,  # needed to count preemptions and hits of the prefix cache
     }
     if on_gpu:
-        options |= {"max_num_batched_tokens": max(512, length), "gpu_memory_utilization": request["gpu_memory"]}
+        options["gpu_memory_utilization"] = request["gpu_memory"]
+        if not request["default_batch"]:
+            options["max_num_batched_tokens"] = chunk_of(request)
         if request["cache_gib"]:
             options |= {"kv_cache_memory_bytes": int(request["cache_gib"] * (1 << 30))}
     else:
         options |= {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": 8, "enforce_eager": True}
+    if request["dummy_weights"]:
+        options["load_format"] = "dummy"
     if pages_for := request["pages_for"] or (0 if on_gpu else 2):
         # The engine preempts sequences for which no page is free, and computes them again.
         options |= {"block_size": PAGE, "num_gpu_blocks_override": pages_for * -(-length // PAGE) + 1}
@@ -93,6 +102,11 @@ def kernel_names(events: Iterable[Any]) -> dict[str, int]:
     return dict(sorted(Counter(name for name, ours, _ in on_device(events) if ours).items()))
 
 
+def kernel_calls(events: Iterable[Any]) -> dict[str, int]:
+    """How often each kernel ran on the device, whoever wrote it."""
+    return dict(Counter(name for name, _, _ in on_device(events)))
+
+
 def kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
     """Seconds of each kernel on the device; the longest first."""
     found: dict[str, float] = {}
@@ -102,27 +116,30 @@ def kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
 
 
 def profiled(run: Callable[[], Any]) -> Any:
-    """The events of ``run()`` on host and GPU."""
+    """A profile of ``run()`` on host and GPU; its events() are read on first use."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         run()
         torch.cuda.synchronize()
-    return profile.events()
+    return profile
 
 
-def per_step(engine: Any, run: Callable[[], Any]) -> tuple[float, float, dict[str, int]]:
-    """Host launches and kernels of one engine step, the mean over the steps of ``run()``, and their names over all
-    steps."""
+def profiled_steps(engine: Any, run: Callable[[], Any]) -> tuple[Any, int]:
+    """A profile of ``run()``, and its number of engine steps."""
 
     def steps() -> int:
         return sum(m.count for m in engine.get_metrics() if m.name == "vllm:iteration_tokens_total")
 
     before = steps()
-    events = profiled(run)
+    profile = profiled(run)
+    return profile, steps() - before
+
+
+def per_step(events: Iterable[Any], steps: int) -> dict[str, float]:
+    """Host launches and kernels of one engine step, the mean over all."""
     host, device = launched(events)
-    count = steps() - before
-    return host / count, device / count, kernel_names(events)
+    return {"launches": host / steps, "kernels": device / steps}
 
 
 def features(engine: Any) -> dict[str, Any]:
@@ -140,6 +157,55 @@ def features(engine: Any) -> dict[str, Any]:
 
 def counted(engine: Any) -> dict[str, Any]:
     return {m.name: getattr(m, "value", None) for m in engine.get_metrics()}
+
+
+def rates_of(
+    engine: Any,
+    request: dict[str, Any],
+    timed: int,
+    rollout: Callable[[], Any],
+    forget: Callable[[], None],
+    tokens: int,
+) -> dict[str, Any]:
+    """Rates of timed rollouts, and the seconds of each kernel in one more, for every limit of tokens per step: the
+    engine's own, and with ``default_batch`` also that of chunked prefill. What is measured runs in turns.
+
+    Args:
+        rollout: generates ``tokens`` tokens.
+        forget: empties the prefix cache.
+    """
+    own = engine.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    limits = [own, chunk_of(request)] if request["default_batch"] else [own]
+    rates: dict[int, list[float]] = {limit: [] for limit in limits}
+    for limit in limits:  # The first steps of each batch size load kernels and fill caches.
+        scheduler.max_num_scheduled_tokens = limit
+        forget()
+        rollout()
+    for limit in limits:
+        for _ in range(timed):
+            with turns.alone():
+                scheduler.max_num_scheduled_tokens = limit
+                forget()
+                start = time.perf_counter()
+                rollout()
+                rates[limit].append(tokens / (time.perf_counter() - start))
+                print(f"at most {limit} tokens per step: {rates[limit][-1]:.0f} tok/s", flush=True)
+    turns.measured()
+    found = []
+    for limit in limits:
+        with turns.alone():
+            scheduler.max_num_scheduled_tokens = limit
+            forget()
+            profile, steps = profiled_steps(engine, rollout)
+        events = profile.events()
+        found.append(
+            {
+                "tokens_per_step": limit, "rates": rates[limit], "steps": steps, **per_step(events, steps),
+                "seconds": kernel_seconds(events), "calls": kernel_calls(events),
+            }
+        )  # fmt: skip
+    return {"features": features(engine), "tokens": tokens, "limits": found}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -176,26 +242,30 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         raise RuntimeError("the prefix cache of an earlier rollout could not be reset")
 
     how = [sampling(n, logprobs=request["logprobs"]) for n in counts]
+
+    def rollout() -> Any:
+        return generate(prompts, how)
+
+    if timed := request.get("rates_only"):
+        return rates_of(engine, request, timed, rollout, forget, sum(counts))
     # The first steps of each batch size load kernels and fill caches.
-    generate(prompts, how) if on_gpu else generate(prompts[:2], [sampling(2)] * 2)
+    rollout() if on_gpu else generate(prompts[:2], [sampling(2)] * 2)
     rates = []
-    for _ in range(request.get("rates_only") or (TIMED if on_gpu else 1)):
+    for _ in range(TIMED if on_gpu else 1):
         with turns.alone():
             forget()
             before = counted(engine)
             start = time.perf_counter()
-            outputs = generate(prompts, how)
+            outputs = rollout()
             rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
     turns.measured()
     short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
-    launches, kernels, names = (
-        per_step(engine, lambda: generate(prompts[:8], short)) if on_gpu else (None, None, dict[str, int]())
-    )
-    if request.get("rates_only"):
-        forget()
-        seconds = kernel_seconds(profiled(lambda: generate(prompts, how)))
-        return {"rates": rates, "launches": launches, "kernels": kernels, "seconds": seconds}
+    counts_of_step: dict[str, Any] = {"launches": None, "kernels": None, "kernel_names": {}}
+    if on_gpu:
+        profile, steps = profiled_steps(engine, lambda: generate(prompts[:8], short))
+        events = profile.events()
+        counts_of_step = {**per_step(events, steps), "kernel_names": kernel_names(events)}
     sequences: list[dict[str, Any]] = []
     for output in outputs:
         completion = output.outputs[0]
@@ -235,9 +305,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],
-        "launches": launches,
-        "kernels": kernels,
-        "kernel_names": names,
+        **counts_of_step,
         "prefix_cache_hits": after["vllm:prefix_cache_hits"] - before["vllm:prefix_cache_hits"],
         "plugin": engine.llm_engine.vllm_config.additional_config,
     }

@@ -120,7 +120,7 @@ def answer(request: dict[str, Any]) -> None:
     every = [sequence["prompt"] + sequence["tokens"] for sequence in request["sequences"]]
     with torch.no_grad():
         if device != "cpu":
-            one = align_rollout.profiled(lambda: list(score(every[:1])))
+            one = align_rollout.profiled(lambda: list(score(every[:1]))).events()
             request["kernel_names"] = align_rollout.kernel_names(one)
         for sequence, whole, row in zip(request["sequences"], every, score(every), strict=True):
             count = len(sequence["tokens"])

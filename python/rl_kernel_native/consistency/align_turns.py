@@ -3,7 +3,8 @@ together.
 
 The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without it, a process
 is alone. Whoever computes holds a shared lock of the file, and whoever measures the exclusive one. Whoever has yet to
-measure also holds a shared lock of a second file.
+measure also holds a shared lock of a second file, FILE.before, and adds a byte to it where it first waits for its turn:
+a script that holds a shared lock of FILE can wait for all of them, and then let them begin.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ PAUSE = 0.1  # seconds in which a process that waits takes its turn; the lock it
 
 _file: Any = None
 _before: Any = None
+_waited = False
 
 
 def beside_others(*, measures: bool) -> None:
@@ -45,9 +47,14 @@ def beside_others(*, measures: bool) -> None:
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
     """Within it, every other process waits. Afterwards it is another one's turn."""
+    global _waited
     if _file is None:
         yield
         return
+    if not _waited and _before is not None:
+        _before.write(".")
+        _before.flush()
+    _waited = True
     fcntl.flock(_file, fcntl.LOCK_EX)
     try:
         yield
