@@ -231,6 +231,11 @@ def test_results_that_are_not_asked_for(device: str, rng: np.random.Generator) -
         assert (r.logprob is not None, r.raw_logprob is not None) == wants
         assert r.kept is None
         assert same(r.ids, draw(x).ids)
+    without = draw(x, return_status=False)
+    assert without.status is None
+    assert same(without.logprob, draw(x).logprob)
+    with pytest.raises(TypeError, match="return_status: expected a bool"):
+        draw(x, return_status=1)
     empty = draw(x[:0])
     assert empty.ids.shape == (0,)
     assert empty.kept_offsets.tolist() == [0]

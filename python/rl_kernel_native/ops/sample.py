@@ -89,7 +89,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
     raw_top_logprobs: ArrayT | Any
     kept_ids: ArrayT | Any
     kept_offsets: ArrayT | Any
-    status: ArrayT
+    status: ArrayT | Any
 
     @property
     def kept(self) -> tuple[Any, Any] | None:
@@ -176,6 +176,7 @@ def sample(
     n_logprobs: int = 0,
     return_kept: bool = False,
     kept_capacity: int | None = None,
+    return_status: bool = True,
     stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
@@ -214,6 +215,7 @@ def sample(
         kept_capacity: number of entries of ``kept_ids``. None leaves room for any result: ``num_rows * top_k`` if
             ``top_k`` is one number > 0 and ``greedy`` is False, else ``num_rows * vocab_size``. A row that does not fit
             gets a status.
+        return_status: whether to return ``status``; without it, a bad row shows only by its id -1.
         stream: a number that selects further random words; see :func:`random_bits`.
         exp: ``"portable"`` or ``"hardware"``, as for :func:`logprob`.
     Returns:
@@ -229,6 +231,7 @@ def sample(
     """
     _check.one_of("order", order, ORDERS)
     _check.one_of("return_logprob", return_logprob, tuple(LOGPROBS))
+    wants_status = _check.flag("return_status", return_status)
     keys: tuple[Any, ...] = (seed_of(seed), sample_id_of(sample_id), position_of(position))
     t, k, m, greedy = draw_numbers(temperature, top_k, min_p, greedy)
     p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
@@ -245,7 +248,8 @@ def sample(
     )
     found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     edits: tuple[Any, ...] = NO_EDITS if found is None else found
-    return SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how))
+    *results, status = call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how)
+    return SampleResult(*results, status if wants_status else None)
 
 
 def _count(n_logprobs: Any, return_logprob: str) -> int:
