@@ -165,6 +165,53 @@ def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as
                 assert_same(mine, {n: want[b][n] for n in mine}, (head_dim, options, s.lengths[b]))
 
 
+def without_prefix(sequences: int, groups: int, device: str) -> tuple[Any, ...]:
+    """A ``shared_prefix`` whose table has no columns: groups of sequences that share no key."""
+    offsets = torch.linspace(0, sequences, groups + 1).int()
+    table, lens = torch.zeros(groups, 0, dtype=torch.int32), torch.zeros(groups, dtype=torch.int32)
+    return tuple(x.to(device) for x in (table, lens, offsets))
+
+
+def test_a_prefix_table_without_columns_changes_nothing(device: str, exp: str, rng: np.random.Generator) -> None:
+    """One query a sequence makes splits; 20 make tiles."""
+    for queries in (1, 20):
+        s = Sequences(rng, [(queries, n) for n in (60, 45, 1300, 33)], (4, 2), 32, "bfloat16", device)
+        call = s._paged(())
+        want = results(call, device=device, exp=exp)
+        call[1]["shared_prefix"] = without_prefix(4, 2, device)
+        assert_same(results(call, device=device, exp=exp), want, queries)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [40, 128])  # copied keys, and keys that wgmma could take
+def test_a_prefix_table_without_columns_waits_for_keys_of_the_kernel_before(head_dim: int) -> None:
+    """embedding lets the next kernel begin before its own last rows are written. These rows are the keys. Their memory
+    held NaNs before, and every sequence has pages among the last rows."""
+    sequences, pages, page_size, heads = 64, 64, 16, 8
+    torch.manual_seed(1)
+    table = torch.randn(512, heads * head_dim, device="cuda").bfloat16()
+    ids = torch.randint(512, (sequences * pages * page_size,), device="cuda")
+    q = torch.randn(sequences, 4 * heads, head_dim, device="cuda").bfloat16()
+    lists = {
+        "cu_seqlens_q": torch.arange(sequences + 1, dtype=torch.int32, device="cuda"),
+        "seqused_k": torch.full((sequences,), pages * page_size, dtype=torch.int32, device="cuda"),
+        "block_table": torch.randperm(sequences * pages, device="cuda").int().view(sequences, pages),
+    }
+    prefix = without_prefix(sequences, 2, "cuda")
+
+    def attends(**more: Any) -> Any:
+        keys = rk.embedding(ids, table).view(-1, page_size, heads, head_dim)
+        return rk.attention(q, keys, keys, **lists, **more)
+
+    keys = rk.embedding(ids, table).view(-1, page_size, heads, head_dim)
+    torch.cuda.synchronize()
+    want = rk.attention(q, keys, keys, **lists)
+    del keys
+    for call in range(20):
+        torch.full((len(ids), heads * head_dim), float("nan"), dtype=torch.bfloat16, device="cuda")  # freed at once
+        assert not differing(attends(shared_prefix=prefix), want), call
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_row_has_the_same_bytes_at_any_stride(dtype: str, device: str, rng: np.random.Generator) -> None:
     s = Sequences(rng, [(70, 140)], (4, 2), 40, dtype, device)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rl_kernel_native as rk
-from cases import part_cut
+from cases import mode, part_cut
 from rl_kernel_native.ops.sample import SampleStatus
 
 NAMES = ("ids", "logprob", "raw_logprob", "status")
@@ -173,6 +173,30 @@ def test_equal_logits_are_kept_by_id(device: str) -> None:
     assert rows_of(draw(x, top_k=1)) == [[200]] * 2
     assert rows_of(draw(x, top_k=300)) == [[]] * 2
     assert draw(torch.zeros(1, 9, device=device), greedy=True).ids.tolist() == [0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cut_among_many_equal_logits_has_the_cpus_bytes(
+    dtype: torch.dtype, exp: str, rng: np.random.Generator
+) -> None:
+    """Logits are multiples of ``step``, so in most rows 257 to 2,048 listed columns share the bin of the cut. A block
+    then collects this bin in a second pass over its list, whose warps run at other speeds in every call.
+
+    Calls of 64 rows list all columns that a row may keep. Calls of 12 rows, and flat rows, list a bracket alone."""
+    for rows, vocab, scale, step in ((64, 128_256, 4.0, 0.5), (64, 128_256, 4.0, 1.0), (12, 128_256, 4.0, 1.0),
+                                     (64, 20_000, 1.0, 0.25)):  # fmt: skip
+        x = (torch.round(logits_of(rng, rows, vocab, scale) / step) * step).to(dtype)
+        given = {"top_p": torch.linspace(0.88, 0.98, rows), "sample_id": torch.arange(rows), "exp": exp}
+        with mode("cpu", exp):
+            want = draw(x, **given)
+        on_gpu = {name: v.cuda() if isinstance(v, torch.Tensor) else v for name, v in given.items()}
+        z, kept = x.cuda(), int(want.kept_offsets[-1])
+        for call in range(20):
+            got = draw(z, **on_gpu)
+            assert all(same(getattr(got, n), getattr(want, n)) for n in NAMES), (rows, vocab, step, call)
+            assert torch.equal(got.kept_offsets.cpu(), want.kept_offsets), (rows, vocab, step, call)
+            assert torch.equal(got.kept_ids[:kept].cpu(), want.kept_ids[:kept]), (rows, vocab, step, call)
 
 
 def test_bad_rows_are_minus_one_and_touch_no_other(device: str, rng: np.random.Generator) -> None:

@@ -226,6 +226,10 @@ def test_plans_of_a_gpu_are_those_that_its_host_code_names() -> None:
         q, k = arrays("cuda", sequences, queries, 8, 128), arrays("cuda", sequences, keys, 2, 128)
         return plan(lambda: rk.attention(q, k, k))
 
+    def rotates(tokens: int) -> str:
+        q, k, angles = arrays("cuda", tokens, 32, 128), arrays("cuda", tokens, 8, 128), arrays("cuda", tokens, 64)
+        return plan(lambda: rk.rope(q, k, angles, angles))
+
     products = [product(8, 4096), product(2048, 4096), product(8, 4095), product(2048, 4095)]
     if hopper:
         assert products[0].startswith("few rows"), products
@@ -238,6 +242,7 @@ def test_plans_of_a_gpu_are_those_that_its_host_code_names() -> None:
         assert (attends(512, 512), attends(1, 4096)) == ("tiles", "few rows")
         assert plan(partial(PLANNED["logprob"], "cuda")) == "stream"
     assert attends(1, 4096, 512) == "few rows"
+    assert (rotates(1), rotates(8192)) == ("1 heads", "2 heads by lanes" if hopper else "4 heads")
     many = torch.zeros(4 * 1024, 40, device="cuda")
     assert plan(lambda: rk.logprob(many, torch.zeros(len(many), dtype=torch.long, device="cuda"))) == "stream"
     drawn = plan(lambda: rk.sample(many[:3], seed=1, sample_id=0, position=0, top_p=0.9, exp="portable"))
