@@ -1,14 +1,18 @@
 // Records which algorithms of cuBLASLt give the bits of our kernels and take less time. It prints the rows of
 // cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, and a line per product on standard error. Usage:
-// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] > rows --rows: forward products of
-// these numbers of rows alone
+// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] [--from M] [--seconds S] > rows
+// --rows: forward products of these numbers of rows alone; --from: forward products of at least so many rows; --seconds:
+// no product begins later
 //
-// An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below ours.
-// Every buffer of weights must agree, with normal data and with exponents that spread over many orders. Up to
-// kMostRangeRows rows an algorithm is also tried with every number of rows above the next smaller batch, and recorded
-// for all of them.
+// An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below
+// ours. Every buffer of weights must agree, with normal data and with exponents that spread over many orders. A record
+// covers all numbers of rows above the next smaller one of the list if the algorithm is faster at both ends. It is then
+// equal at every number up to 1024, and at some between the ends above.
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
+#include <cstdlib>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -29,11 +33,25 @@ namespace {
 constexpr double kGain = 0.01;
 constexpr int kMostProposals = 16;
 constexpr std::int64_t kMostOutputs = 2'300'000'000;
-constexpr std::int64_t kMostRangeRows = 512;
+constexpr double kSlowFlops = 4e11;  // a replay has one such product
 
-// Batch sizes of decode, as engines capture them, and token counts of prefill and training.
-constexpr std::int64_t kForwardRows[] = {1,   2,   4,   8,   16,  24,  32,  48,  64,   80,   96,   112,  128,
-                                         160, 192, 224, 256, 320, 384, 448, 512, 1024, 2048, 4096, 8192, 16384};
+// Batch sizes of decode, as engines capture them; beyond them steps, since the time of a product rises in steps.
+std::vector<std::int64_t> forward_rows() {
+  std::vector<std::int64_t> rows = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128};
+  for (const auto [last, step] : {std::pair{512, 32}, {1024, 64}, {2048, 128}, {4096, 256}, {16384, 1024}}) {
+    while (rows.back() < last) rows.push_back(rows.back() + step);
+  }
+  return rows;
+}
+// The numbers of rows from first to last at which bits are compared.
+std::vector<std::int64_t> compared_rows(std::int64_t first, std::int64_t last) {
+  const std::int64_t most = last <= 1024 ? last : last <= 4096 ? 24 : 6;
+  const std::int64_t step = std::max<std::int64_t>(1, (last - first) / most);
+  std::vector<std::int64_t> rows;
+  for (std::int64_t m = first; m < last; m += step) rows.push_back(m);
+  rows.push_back(last);
+  return rows;
+}
 constexpr std::int64_t kBackwardRows[] = {4096, 8192, 16384};
 
 const char* name(LinearPass pass) {
@@ -69,20 +87,43 @@ class Recorder {
   // A record, if an algorithm is admitted. `before` is the next smaller number of rows in the list.
   std::optional<cuda::CublasLtRecord> record(std::int64_t before) {
     const auto proposals = library_.propose(memory_.params(0), kMostProposals);
+    const Times quick = times(proposals, rows_, 3, 30);
     std::vector<cuda::CublasLtAlgorithm> equal;
-    for (const auto& algorithm : proposals) {
-      if (is_equal(algorithm, rows_, rows_, memory_.buffers())) equal.push_back(algorithm);
+    int slower = 0;
+    for (std::size_t i = 0; i < proposals.size(); ++i) {
+      if (quick.vendor_us[i] > (1 - kGain / 2) * quick.native_us) {
+        ++slower;
+      } else if (is_equal(proposals[i], {rows_}, rows_ <= 1024 ? memory_.buffers() : 1)) {
+        equal.push_back(proposals[i]);
+      }
     }
-    const auto [best, ratio, native_us] = fastest(equal, rows_);
-    const bool admitted = ratio < 1 - kGain;
+    const std::int64_t wanted = pass_ == LinearPass::kForward ? before + 1 : rows_;
     std::int64_t first = rows_;
-    if (admitted && pass_ == LinearPass::kForward && rows_ <= kMostRangeRows && before + 1 < rows_ &&
-        fastest({equal[best]}, before + 1).ratio < 1 - kGain && is_equal(equal[best], before + 1, rows_, 1)) {
-      first = before + 1;
+    std::size_t best = 0;
+    double ratio = 1;
+    if (!equal.empty()) {
+      const Times last = times(equal, rows_, 8, 100);
+      std::vector<double> ratios(equal.size()), widest(equal.size());
+      for (std::size_t i = 0; i < equal.size(); ++i) widest[i] = ratios[i] = last.vendor_us[i] / last.native_us;
+      if (wanted < rows_) {
+        for (std::size_t i = 0; i < equal.size(); ++i) {
+          const Times low = runs(equal[i], wanted) ? times({equal[i]}, wanted, 8, 30) : Times{1, {1}};
+          widest[i] = std::max(ratios[i], low.vendor_us[0] / low.native_us);
+        }
+      }
+      const auto least = [](const std::vector<double>& v) { return std::ranges::min_element(v) - v.begin(); };
+      best = least(widest);
+      if (widest[best] < 1 - kGain && is_equal(equal[best], compared_rows(wanted, rows_), 1)) {
+        first = wanted;
+      } else {
+        best = least(ratios);
+      }
+      ratio = ratios[best];
     }
+    const bool admitted = ratio < 1 - kGain;
     std::fprintf(stderr, "%-11s %-9s %6lld x %6lld x %5lld  ours %9.2f us  cuBLASLt / ours %.3f  %zu of %zu equal",
                  name(pass_), name(out_dtype_), number(rows_), number(layer_.out_features), number(layer_.in_features),
-                 native_us, ratio, equal.size(), proposals.size());
+                 quick.native_us, ratio, equal.size(), proposals.size() - slower);
     std::fprintf(stderr, admitted ? "  recorded from %lld rows on\n" : "\n", number(first));
     if (!admitted) return std::nullopt;
     return cuda::CublasLtRecord{
@@ -90,9 +131,9 @@ class Recorder {
   }
 
  private:
-  struct Fastest {
-    std::size_t index;
-    double ratio, native_us;
+  struct Times {
+    double native_us;
+    std::vector<double> vendor_us;
   };
 
   cuda::GemmParams params(int buffer, std::int64_t rows) const {
@@ -104,15 +145,25 @@ class Recorder {
     cuda::gemm_sm90(p, cuda::choose_plan_sm90(p, cuda::multiprocessors(0)), stream);
   }
 
-  // Whether the algorithm has our bits for every number of rows from first to last. The result is overwritten
-  // beforehand, so that missing writes show.
-  bool is_equal(const cuda::CublasLtAlgorithm& algorithm, std::int64_t first, std::int64_t last, int buffers) {
+  // Whether the library runs the algorithm for a number of rows that it did not propose it for.
+  bool runs(const cuda::CublasLtAlgorithm& algorithm, std::int64_t rows) {
+    try {
+      library_.run(params(0, rows), algorithm, nullptr);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  // Whether the algorithm has our bits for each number of rows. The result is overwritten beforehand, so that missing
+  // writes show.
+  bool is_equal(const cuda::CublasLtAlgorithm& algorithm, const std::vector<std::int64_t>& each, int buffers) {
     bool equal = true;
     for (float spread : {0.0f, 4.0f}) {
       memory_.fill(spread);
-      for (std::int64_t rows = first; equal && rows <= last; ++rows) {
+      for (std::size_t i = 0; equal && i < each.size(); ++i) {
         for (int buffer = 0; equal && buffer < buffers; ++buffer) {
-          cuda::GemmParams p = params(buffer, rows);
+          cuda::GemmParams p = params(buffer, each[i]);
           const std::int64_t bytes = p.m * p.n * size_of(out_dtype_);
           cuda::check(cudaMemsetAsync(p.d, 0xff, static_cast<std::size_t>(bytes)), "cudaMemset");
           library_.run(p, algorithm, nullptr);
@@ -126,33 +177,27 @@ class Recorder {
     return equal;
   }
 
-  // The fastest algorithm, and its time over ours.
-  Fastest fastest(const std::vector<cuda::CublasLtAlgorithm>& algorithms, std::int64_t rows) {
-    const int buffers = memory_.buffers(),
-              calls = std::max(buffers, static_cast<int>(std::min(48.0, 1e12 / memory_.flops())));
+  // Median times of our kernel and of each algorithm, in alternation.
+  Times times(const std::vector<cuda::CublasLtAlgorithm>& algorithms, std::int64_t rows, int rounds,
+              double warm_up_ms) {
+    const int buffers = memory_.buffers();
+    const int calls = memory_.flops() > kSlowFlops
+                          ? 1
+                          : std::max(buffers, static_cast<int>(std::min(48.0, kSlowFlops / memory_.flops())));
     Replay native([&](cudaStream_t s, int i) { run_native(params(i % buffers, rows), s); }, calls);
     std::vector<std::unique_ptr<Replay>> vendor;
     for (const auto& algorithm : algorithms) {
       vendor.push_back(std::make_unique<Replay>(
           [&](cudaStream_t s, int i) { library_.run(params(i % buffers, rows), algorithm, s); }, calls));
     }
-    native.warm_up(200);  // to reach the clocks of a lasting load
-    std::size_t best = 0;
-    const auto rounds = [&](int count, bool all) {
-      for (int i = 0; i < count; ++i) {
-        native.once();
-        for (std::size_t j = 0; j < vendor.size(); ++j) {
-          if (all || j == best) vendor[j]->once();
-        }
-      }
-    };
-    rounds(5, true);
-    for (std::size_t i = 1; i < vendor.size(); ++i) {
-      if (vendor[i]->median_us() < vendor[best]->median_us()) best = i;
+    native.warm_up(warm_up_ms);  // to reach the clocks of a lasting load
+    for (int i = 0; i < rounds; ++i) {
+      native.once();
+      for (const auto& each : vendor) each->once();
     }
-    rounds(8, false);
-    const double ours = native.median_us();
-    return {best, vendor.empty() ? 1 : vendor[best]->median_us() / ours, ours};
+    Times found{native.median_us(), {}};
+    for (const auto& each : vendor) found.vendor_us.push_back(each->median_us());
+    return found;
   }
 
   const cuda::CublasLt& library_;
@@ -172,7 +217,11 @@ int main(int argc, char** argv) {
   using namespace rlk::bench;
   std::vector<std::int64_t> only;
   CommandLine line;
+  std::int64_t from = 1;
+  double seconds = 1e9;
   line.value("rows", "M,M,...", [&](const char* text) { return row_list(text, &only); });
+  line.value("from", "M", [&](const char* text) { return (from = std::atoll(text)) > 0; });
+  line.value("seconds", "S", [&](const char* text) { return (seconds = std::atof(text)) > 0; });
   if (!line.read(argc, argv)) return 2;
   if (!has_hopper()) return 1;
   const cuda::CublasLt* library = cuda::CublasLt::on(0);
@@ -185,27 +234,33 @@ int main(int argc, char** argv) {
   std::fprintf(stderr, "%s, %d multiprocessors, cuBLASLt %zu\n", properties.name, properties.multiProcessorCount,
                library->version());
   std::vector<cuda::CublasLtRecord> records;
-  int tried = 0;
+  int tried = 0, left = 0;
+  const auto start = std::chrono::steady_clock::now();
   const auto each = [&](LinearPass pass, const auto& rows, DType out_dtype) {
     std::int64_t before = 0;
     for (std::int64_t m : rows) {
       const std::int64_t smaller = std::exchange(before, m);
+      if (from > 1 && (pass != LinearPass::kForward || m < from)) continue;
       if (!only.empty() && (pass != LinearPass::kForward || std::ranges::find(only, m) == only.end())) continue;
       for (const Layer& layer : kLayers) {
         const bool head = layer.out_features > 1 << 16;
         if (m * layer.out_features > kMostOutputs || (head && pass != LinearPass::kForward)) continue;
         if (pass == LinearPass::kWeightGrad && m > kTokenBlock) continue;
+        if (std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() > seconds) {
+          ++left;
+          continue;
+        }
         const auto record = Recorder(*library, pass, m, layer, out_dtype).record(smaller);
         if (record) records.push_back(*record);
         ++tried;
       }
     }
   };
-  each(LinearPass::kForward, kForwardRows, DType::kBFloat16);
+  each(LinearPass::kForward, forward_rows(), DType::kBFloat16);
   each(LinearPass::kInputGrad, kBackwardRows, DType::kBFloat16);
   each(LinearPass::kWeightGrad, kBackwardRows, DType::kBFloat16);
   each(LinearPass::kWeightGrad, kBackwardRows, DType::kFloat32);
-  std::fprintf(stderr, "recorded %zu of %d products\n", records.size(), tried);
+  std::fprintf(stderr, "recorded %zu of %d products; %d not tried, no time left\n", records.size(), tried, left);
   std::ranges::sort(records, {}, &cuda::CublasLtRecord::products);
   for (const auto& record : records) print(record);
 }
