@@ -1,11 +1,15 @@
 // linear_sample on every device: runs linear and sample on some rows at a time, with their logits in a workspace of a
-// given size.
+// given size. A fused kernel of a device serves the calls that it can; the bits do not depend on this.
 #include "rlk/ops/linear_sample.h"
 
 #include <algorithm>
 
 #include "cpp/ops/workspace.h"
 #include "rlk/backends.h"
+#include "rlk/build.h"
+#if RLK_WITH_CUDA
+#include "cuda/sample/head_sample.h"
+#endif
 
 namespace rlk {
 namespace {
@@ -87,10 +91,16 @@ void linear_sample(const LinearSampleParams& p, Device device, Stream stream) {
     product.num_rows = rows;
     product.y = pieces.logits;
     product.y_rows = dense(rows, product.out_features);
-    linear(product, device, stream);
     SampleParams draw = draw_of(p, row, rows);
     draw.logits = pieces.logits;
     draw.workspace = pieces.of_sample;
+#if RLK_WITH_CUDA
+    if (device.type == DeviceType::kCuda && cuda::fuses_linear_sample(product, draw, device.index)) {
+      cuda::fused_linear_sample(product, draw, device.index, stream);
+      continue;
+    }
+#endif
+    linear(product, device, stream);
     sample(draw, device, stream);
   }
 }

@@ -1,0 +1,37 @@
+// Host side of linear_sample on CUDA: the calls whose product also computes leaf statistics.
+#include "head_sample.h"
+
+#include "../common/alignment.h"
+#include "../common/launch.h"
+#include "head_kernels.h"
+#include "kernels/rows/linear_check.h"
+#include "kernels/sample/check.h"
+#include "rlk/backends.h"
+#include "rlk/plan_note.h"
+
+namespace rlk::cuda {
+
+bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device) {
+  const RowLayout weight_rows{product.out_features, 0, product.weight_stride};
+  // Cuts and greedy rows need the leaves' largest z, and raw_logprob other statistics.
+  const bool draws_from_all = draw.is_greedy == nullptr && !draw.greedy && draw.top_k.data == nullptr &&
+                              draw.top_k.value <= 0 && draw.min_p.data == nullptr && draw.min_p.value == 0.0f &&
+                              draw.raw_logprob == nullptr;
+  return draws_from_all && compute_capability(device) == 90 &&
+         (product.dtype == DType::kBFloat16 || product.dtype == DType::kFloat16) && product.num_rows > 0 &&
+         product.num_rows <= kMostFusedRows && product.in_features > 0 &&
+         rows_begin_at_16_bytes(product.x, product.x_rows, product.num_rows, 2) &&
+         rows_begin_at_16_bytes(product.weight, weight_rows, product.out_features, 2);
+}
+
+void fused_linear_sample(const LinearParams& product, const SampleParams& draw, int device, Stream stream) {
+  check_linear(product);
+  check_sample(draw);
+  RLK_CHECK(draw.workspace != nullptr, "sample: a workspace is given");
+  const DeviceGuard guard(device);
+  note_plan([] { return std::string("fused, few rows"); });
+  product.dtype == DType::kBFloat16 ? linear_sample_bf16_sm90(product, draw, to_stream(stream))
+                                    : linear_sample_f16_sm90(product, draw, to_stream(stream));
+}
+
+}  // namespace rlk::cuda

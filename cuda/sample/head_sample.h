@@ -1,0 +1,14 @@
+// CUDA functions of linear_sample, besides those of linear and sample.
+#pragma once
+
+#include "rlk/ops/linear.h"
+#include "rlk/ops/sample.h"
+
+namespace rlk::cuda {
+
+// fuses_linear_sample: whether one kernel serves a call's product and the leaf statistics of its rows.
+// fused_linear_sample: that kernel, then the draw. `draw` has the product's logits, and the workspace of sample.
+bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device);
+void fused_linear_sample(const LinearParams& product, const SampleParams& draw, int device, Stream stream);
+
+}  // namespace rlk::cuda
