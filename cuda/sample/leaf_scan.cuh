@@ -10,7 +10,8 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
-constexpr int kLeafScanWarps = 8;                                                    // warps per block
+constexpr int kMostInside = 416;   // columns in the bracket that a warp collects before it lists them
+constexpr int kLeafScanWarps = 8;  // warps per block
 
 // The leaves of a group, a few of them at once.
 template <class T, Exp kExp, ScanPass kPass>
@@ -22,16 +23,17 @@ class LeafScan {
     float2 nodes[kWarp];
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
-    std::uint16_t inside[kGroupLeaves / kAtOnce][kWarp];  // bits of a lane's columns in the bracket
+    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // z and place of columns in the bracket, of one warp
   };
 
-  // together: the warps of a block share one group and `shared`.
+  // together: the warps of a block share one group and its results. shared: an element for each warp.
   __device__ __forceinline__ LeafScan(const SampleParams& p, const GroupGrid& grid, const ScanWork& work,
                                       Shared* shared, const bool& together)
       : p_(p),
         grid_(grid),
         work_(work),
-        s_(*shared),
+        s_(shared[together ? 0 : warp()]),
+        inside_(shared[warp()].inside),
         together_(together),
         lane_(static_cast<int>(threadIdx.x % kWarp)),
         chain_(lane_ % kNumChains),
@@ -40,18 +42,12 @@ class LeafScan {
         whole_(grid.groups_per_part > 0) {}
 
   __device__ __forceinline__ void run(int task) {
-    const int i = static_cast<int>(work_.groups.quotient(task));
+    const int i = locate(task);
     if (!takes(i)) return;
-    const int index = task - i * static_cast<int>(work_.groups.value);
     const int row = static_cast<int>(work_.chunk.first) + i;
-    const int part = static_cast<int>(work_.steps.quotient(index));
-    group_ = {whole_ ? part : index * grid_.parts_per_group, index - part * static_cast<int>(work_.steps.value)};
-    first_ = grid_.part_first[group_.part] + group_.step * kGroupColumns;
-    columns_ = grid_.part_last[group_.part] - first_;
     leaves_ = whole_ ? max(0, min((columns_ + kLeafColumns - 1) / kLeafColumns, kGroupLeaves)) : kGroupLeaves;
     own_ = span_of(lane_);
     slot_ = slot_of(lane_);
-    logits_ = static_cast<const Storage*>(p_.logits) + row * p_.logits_stride;
     if constexpr (kPass == ScanPass::kKept) {
       run_kept(row, i);
     } else if constexpr (kPass == ScanPass::kMasses) {
@@ -62,6 +58,18 @@ class LeafScan {
   }
 
  private:
+  // Sets the group of a task. Returns the row's number in the chunk.
+  __device__ __forceinline__ int locate(int task) {
+    const int i = static_cast<int>(work_.groups.quotient(task));
+    const int index = task - i * static_cast<int>(work_.groups.value);
+    const int part = static_cast<int>(work_.steps.quotient(index));
+    group_ = {whole_ ? part : index * grid_.parts_per_group, index - part * static_cast<int>(work_.steps.value)};
+    first_ = grid_.part_first[group_.part] + group_.step * kGroupColumns;
+    columns_ = grid_.part_last[group_.part] - first_;
+    const int row = static_cast<int>(work_.chunk.first) + i;
+    logits_ = static_cast<const Storage*>(p_.logits) + row * p_.logits_stride;
+    return i;
+  }
   // The warp's first leaf, the step to its next one, and whether the warp stores the results of the group.
   __device__ __forceinline__ int first_leaf() const { return together_ ? warp() * kAtOnce : 0; }
   __device__ __forceinline__ int step() const { return together_ ? kLeafScanWarps * kAtOnce : kAtOnce; }
@@ -231,8 +239,8 @@ class LeafScan {
     const float addend = Chains<kExp, false>::addend(of_row.m);
     const bool bounded = of_row.high < infinity();  // otherwise no column is above the bracket
     const std::int32_t* const allowed = p_.allowed ? p_.allowed + row * p_.allowed_stride : nullptr;
-    MassSum total, above;   // a lane adds 128 columns at most
-    std::uint32_t own = 0;  // columns in the bracket
+    MassSum total, above;  // a lane adds 128 columns at most
+    int size = 0;          // of inside_
 #pragma unroll 1
     for (int base = first_leaf(); base < leaves_; base += step()) {
       const LeafSpan leaf = span_of(base + quarter_);
@@ -243,22 +251,25 @@ class LeafScan {
         allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
         drop(words, z);
       }
-      const std::uint32_t open = bounded ? add_masses<true>(of_row, addend, z, &total, &above)
-                                         : add_masses<false>(of_row, addend, z, &total, &above);
-      s_.inside[base / kAtOnce][lane_] = static_cast<std::uint16_t>(open);
-      own += static_cast<std::uint32_t>(set_bits_of(open));
+      const int place = place_of(slot_of(base + quarter_), chain_);
+      size = bounded ? add_masses<true>(of_row, addend, i, place, size, z, &total, &above)
+                     : add_masses<false>(of_row, addend, i, place, size, z, &total, &above);
     }
-    list(total.value(), above.value(), own, i);
+    list(size, i);
+    add_sums(total.value(), above.value(), i);
   }
-  // Adds the masses of the lane's columns. Returns the bits of those in the bracket.
+  // Adds the masses of the lane's columns, whose first one has this place. Columns in the bracket go behind the `size`
+  // ones in inside_. Returns the new size.
   template <bool kBounded>
-  __device__ __forceinline__ std::uint32_t add_masses(const MassRow& row, float addend, float (&z)[kLeafSteps],
-                                                      MassSum* total, MassSum* above) const {
-    std::uint32_t open = 0;
+  __device__ __forceinline__ int add_masses(const MassRow& row, float addend, int i, int place, int size,
+                                            float (&z)[kLeafSteps], MassSum* total, MassSum* above) const {
     constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
 #pragma unroll 1
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t own = 0;
+    for (int half = 0; half < 2; ++half, place += kHalf * kNumChains) {
+      if (size > kMostInside - kHalf * kWarp) {
+        list(size, i);
+        size = 0;
+      }
 #pragma unroll
       for (int k = 0; k < kHalf; ++k) {
         // The hardware's exponential, too, gives no mass below the clamp.
@@ -267,71 +278,46 @@ class LeafScan {
         const bool is_above = kBounded && z[k] >= row.high;
         total->add(e);
         if constexpr (kBounded) above->add(e, is_above);
-        if (z[k] >= row.low && !is_above) own |= 1u << k;
+        const bool is_inside = z[k] >= row.low && !is_above;
+        const unsigned have = __ballot_sync(kAllLanes, is_inside);
+        if (is_inside) {
+          inside_[size + set_bits_of(have & ((1u << lane_) - 1))] = make_uint2(
+              static_cast<std::uint32_t>(rlk::bits_of(z[k])), static_cast<std::uint32_t>(place + k * kNumChains));
+        }
+        size += set_bits_of(have);
         z[k] = z[kHalf + k];
       }
-      open |= own << (half * kHalf);
     }
-    return open;
+    return size;
   }
-  // Adds the lanes' masses to the row's, and lists the columns in the bracket.
-  __device__ __forceinline__ void list(std::uint64_t total, std::uint64_t above, std::uint32_t own, int i) const {
-    const std::int64_t row = work_.chunk.first + i;
+  // Lists the warp's `size` columns in inside_.
+  __device__ __forceinline__ void list(int size, int i) const {
+    if (size == 0) return;
+    std::uint32_t at = 0;
+    if (lane_ == 0) at = atomicAdd(&bracket_of(work_.chunk.firsts, i)->listed, static_cast<std::uint32_t>(size));
+    at = __shfl_sync(kAllLanes, at, 0);
+    __syncwarp();  // orders the accesses of inside_, like the barrier at the end
+    std::uint64_t* const to = work_.chunk.listed + i * work_.chunk.most_listed + at;
+    if (at + size <= work_.chunk.most_listed) {
+#pragma unroll 1
+      for (int k = lane_; k < size; k += kWarp) {
+        const uint2 column = inside_[k];
+        to[k] = rank_of(float_of(static_cast<std::int32_t>(column.x)), static_cast<int>(column.y));
+      }
+    }
+    __syncwarp();
+  }
+  // Adds the lanes' masses to the row's.
+  __device__ __forceinline__ void add_sums(std::uint64_t total, std::uint64_t above, int i) const {
     Bracket* const bracket = bracket_of(work_.chunk.firsts, i);
-    std::uint32_t end = own;  // end of the lane's columns among the warp's columns
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
-      const std::uint32_t before = __shfl_up_sync(kAllLanes, end, d);
-      end += lane_ >= d ? before : 0;
       above += __shfl_xor_sync(kAllLanes, above, d);
       total += __shfl_xor_sync(kAllLanes, total, d);
     }
-    const std::uint32_t found = __shfl_sync(kAllLanes, end, kWarp - 1);
-    std::uint32_t at = 0;
-    if (lane_ == 0) {
-      if (found > 0) at = atomicAdd(&bracket->listed, found);
-      atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->above), above);
-      atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), total);
-    }
-    if (found == 0) return;
-    std::uint64_t* to = work_.chunk.listed + i * work_.chunk.most_listed + end - own;
-    int base = first_leaf();
-    std::uint32_t left = own > 0 ? s_.inside[base / kAtOnce][lane_] : 0;
-    // The place of the lane's next column, and its id.
-    const auto next = [&](int* id) {
-      while (left == 0) left = s_.inside[(base += step()) / kAtOnce][lane_];
-      const int column = chain_ + lowest_bit_of(left) * kNumChains;
-      left &= left - 1;
-      *id = span_of(base + quarter_).first + column;
-      return place_of(slot_of(base + quarter_), column);
-    };
-    constexpr std::uint32_t kBatch = 8;  // loads at once
-    const std::uint32_t most = __reduce_max_sync(kAllLanes, own);
-#pragma unroll 1
-    for (std::uint32_t done = 0; done < most; done += kBatch) {
-      int id[kBatch] = {}, place[kBatch] = {};
-      float z[kBatch] = {};
-#pragma unroll
-      for (std::uint32_t k = 0; k < kBatch; ++k) {
-        if (done + k >= own) break;
-        place[k] = next(&id[k]);
-        z[k] = T::load(logits_[id[k]]);
-      }
-      if (done == 0) {  // the place arrives together with the first columns
-        at = __shfl_sync(kAllLanes, at, 0);
-        if (at + found > work_.chunk.most_listed) return;
-        to += at;
-      }
-#pragma unroll
-      for (std::uint32_t k = 0; k < kBatch; ++k) {
-        if (done + k >= own) break;
-        if (p_.edited != nullptr &&
-            (p_.edited[row * edit_words(p_.vocab_size) + id[k] / 32] >> (id[k] % 32) & 1) != 0) {
-          z[k] = p_.edits[row * p_.vocab_size + id[k]];
-        }
-        *to++ = rank_of(z[k], place[k]);
-      }
-    }
+    if (lane_ != 0) return;
+    atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->above), above);
+    atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), total);
   }
 
   // The pass over the columns that the row keeps.
@@ -384,6 +370,7 @@ class LeafScan {
   const GroupGrid& grid_;
   const ScanWork& work_;
   Shared& s_;
+  uint2* const inside_;
   const bool& together_;
   const int lane_, chain_, quarter_;
   const std::int64_t slots_;
@@ -410,7 +397,7 @@ __global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass>)
   using Scan = LeafScan<T, kExp, kPass>;
   __shared__ typename Scan::Shared shared[kLeafScanWarps];
   const int warp = threadIdx.x / kWarp, own = together ? 0 : warp;
-  Scan scan(p, grid, work, shared + own, together);
+  Scan scan(p, grid, work, shared, together);
   wait_for_previous_kernel();
   if (kPass == ScanPass::kFirst && p.kept_offsets != nullptr) clear_published(work.chunk);
   allow_next_kernel();
