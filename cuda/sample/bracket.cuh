@@ -18,9 +18,10 @@ struct WaitingRow {
   float largest, m;
 };
 
-template <class T, Exp kExp>
-class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
-  using Team = BlockTeam<kRowThreads>;
+template <class T, Exp kExp, int kThreads>
+class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
+  using Team = BlockTeam<kThreads>;
+  using Masks = LeafMasks<kThreads>;
   using Base = RowSelection<Team, T, kExp>;
   using Base::c_, Base::m_, Base::q_;
   using Base::mass_of;
@@ -64,7 +65,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     m_ = state.m;
     q_ = state.q;
     const std::uint64_t least = share_of_mass(want.min_p, mass_of(bracket.largest));
-    const LeafMasks masks(&s_, map_);
+    const Masks masks(&s_, map_);
     const bool lists_all = bracket.high == infinity() && masks.room() > 0;
     const auto survives = [&](float z) { return least == 0 || mass_of(z) >= least; };
     const std::uint64_t goal = share_of_mass(want.top_p, bracket.total);
@@ -77,7 +78,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     std::uint32_t kept = 0;
     bool has_nodes = false, has_ids = false;
     if (lists_all) {
-      KeptList<kExp> listed(&s_, masks, c_, chunk_.masks + i_ * kMaskWords * num_slots_, nodes_);
+      KeptList<kExp, kThreads> listed(&s_, masks, c_, chunk_.masks + i_ * kMaskWords * num_slots_, nodes_);
       std::int32_t* const ids_end = p_.kept_offsets == nullptr ? nullptr : ids_of_list(chunk_, i_);
       kept = listed.run(list_, static_cast<int>(bracket.listed), ids_end,
                         [&](std::uint64_t rank) { return rank <= last && survives(z_of_rank(rank)); });
@@ -130,20 +131,20 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
         atomicAdd(counts + (x > 0.0f ? static_cast<int>(x) : 0), columns);
       }
     };
-    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) counts[i] = 0;
+    for (int i = thread_of_block(); i < kDigitBins; i += kThreads) counts[i] = 0;
     __syncthreads();
     float total = 0.0f;
-    constexpr int kAhead = 4, kOfSlot = kSampledColumns / 4;
+    constexpr int kAhead = kThreads > kRowThreads ? 2 : 4, kOfSlot = kSampledColumns / 4;
     const auto* const sample = reinterpret_cast<const float4*>(list_);
     const auto* const nodes = reinterpret_cast<const float2*>(nodes_);
 #pragma unroll 1
-    for (int base = thread_of_block(); base < num_slots_; base += kAhead * kRowThreads) {
+    for (int base = thread_of_block(); base < num_slots_; base += kAhead * kThreads) {
       float top[kAhead];
       float2 node[kAhead];
       float4 z[kAhead][kOfSlot];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) {
-        const int slot = base + i * kRowThreads;
+        const int slot = base + i * kThreads;
         const bool has = slot < num_slots_ && map_.has_columns(slot);
         top[i] = has ? tops[slot] : -infinity();
         node[i] = has ? nodes[slot] : make_float2(0.0f, 0.0f);
@@ -170,17 +171,17 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     }
     far = __reduce_add_sync(kAllLanes, far);
     if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
-    total = block_sum(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
+    total = block_sum<kThreads>(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
     // Each thread sums eight neighbouring bins; the first thread has the bins of the least mass.
-    constexpr int kOwnBins = kDigitBins / kRowThreads;
+    constexpr int kOwnBins = kDigitBins / kThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
     Binned own = {};
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) add_bin(last - k, counts[last - k], &own);
-    const Binned before = block_scan(own, reinterpret_cast<Binned*>(s_.counts[1]));
+    const Binned before = block_scan<kThreads>(own, reinterpret_cast<Binned*>(s_.counts[1]));
     const float goal = (1.0f - waiting.want.top_p) * total / ex2_approx(mul_rn(c_, largest) - m_);
     if (thread_of_block() == 0) columns() = margin() = 0.0f;
-    if (thread_of_block() == kRowThreads - 1) all() = before.columns + own.columns;
+    if (thread_of_block() == kThreads - 1) all() = before.columns + own.columns;
     __syncthreads();
     if (before.mass < goal && goal <= before.mass + own.mass) {
       Binned sum = before;
@@ -213,7 +214,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     };
     z_behind(columns() - margin(), &low());
     // A short list of all columns that the row may keep has no upper end.
-    const auto most = static_cast<float>(LeafMasks(&s_, map_).room());
+    const auto most = static_cast<float>(Masks(&s_, map_).room());
     if (chunk_.rows < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
@@ -225,40 +226,42 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
   }
 
   // Ranks and masses of columns in one bin; they use the counts of the selection.
-  static constexpr std::uint32_t kFewInBin = kRowThreads;
+  static constexpr std::uint32_t kFewInBin = kThreads;
   __device__ __forceinline__ std::uint64_t* bin_ranks() const {
     return reinterpret_cast<std::uint64_t*>(s_.base.counts);
   }
   __device__ __forceinline__ std::uint64_t* bin_masses() const { return bin_ranks() + kFewInBin; }
   static_assert(sizeof(SampleShared::counts) >= 16 * kFewInBin && offsetof(SampleShared, counts) % 8 == 0);
 
-  static constexpr int kAtOnce = 4;  // columns of the list that a thread processes together
+  static constexpr int kAtOnce =
+      kThreads > kRowThreads ? 2 : 4;  // columns of the list that a thread processes together
   // Adds the masses of the list's columns to their bins. Both halves of several columns are added at once.
   template <class Bin>
   __device__ __forceinline__ void add_to_bins(int size, Bin bin_of) const {
-    batches_of_list<kAtOnce>(list_, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
-      std::uint32_t high[kAtOnce];
-      std::uint32_t* to[kAtOnce];
+    batches_of_list<kAtOnce, kThreads>(
+        list_, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+          std::uint32_t high[kAtOnce];
+          std::uint32_t* to[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const float z = z_of_rank(rank[k]);
-        const std::uint64_t mass = has[k] ? mass_of(z) : 0;
-        const auto low = static_cast<std::uint32_t>(mass);
-        to[k] = reinterpret_cast<std::uint32_t*>(s_.base.masses + bin_of(z));
-        high[k] = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(to[k], low) > ~low ? 1 : 0);
-      }
+          for (int k = 0; k < kAtOnce; ++k) {
+            const float z = z_of_rank(rank[k]);
+            const std::uint64_t mass = has[k] ? mass_of(z) : 0;
+            const auto low = static_cast<std::uint32_t>(mass);
+            to[k] = reinterpret_cast<std::uint32_t*>(s_.base.masses + bin_of(z));
+            high[k] = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(to[k], low) > ~low ? 1 : 0);
+          }
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (high[k] != 0) atomicAdd(to[k] + 1, high[k]);
-      }
-    });
+          for (int k = 0; k < kAtOnce; ++k) {
+            if (high[k] != 0) atomicAdd(to[k] + 1, high[k]);
+          }
+        });
   }
   // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
   // Returns whether this column lies in the bracket and its bin fits shared memory. marks: the function also makes the
   // masks of those listed columns up to this one that `survives` accepts.
   template <class Survives>
-  __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks,
-                                            const LeafMasks& masks, Survives survives) {
+  __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks, const Masks& masks,
+                                            Survives survives) {
     SampleShared& s = s_.base;
     if (bracket.above >= goal) return false;
     const float high = fminf(bracket.high, bracket.largest);
@@ -268,7 +271,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       return x >= kDigitBins - 1 ? kDigitBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
     };
     const auto size_of_list = static_cast<int>(bracket.listed);
-    for (int i = thread_of_block(); i < kDigitBins; i += kRowThreads) s.masses[i] = 0;
+    for (int i = thread_of_block(); i < kDigitBins; i += kThreads) s.masses[i] = 0;
     if (thread_of_block() == 0) {
       s.found_count = 0;
       s.listed = 0;
@@ -277,12 +280,12 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     add_to_bins(size_of_list, bin_of);
     __syncthreads();
     // Each thread sums eight neighbouring bins.
-    constexpr int kOwnBins = kDigitBins / kRowThreads;
+    constexpr int kOwnBins = kDigitBins / kThreads;
     const int first_bin = thread_of_block() * kOwnBins;
     std::uint64_t own_mass = 0;
 #pragma unroll
     for (int k = 0; k < kOwnBins; ++k) own_mass += s.masses[first_bin + k];
-    std::uint64_t sum = block_scan(own_mass, s_.wide) + bracket.above;
+    std::uint64_t sum = block_scan<kThreads>(own_mass, s_.wide) + bracket.above;
     if (sum < goal && sum + own_mass >= goal) {
 #pragma unroll 1
       for (int k = 0; k < kOwnBins; ++k) {
@@ -302,27 +305,28 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (s.found_count == 0) return false;
     if (marks) masks.clear();
     __syncthreads();
-    batches_of_list<kAtOnce>(list_, size_of_list, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
-      LeafColumn column[kAtOnce];
-      int own[kAtOnce];
+    batches_of_list<kAtOnce, kThreads>(list_, size_of_list,
+                                       [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+                                         LeafColumn column[kAtOnce];
+                                         int own[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        own[k] = has[k] ? bin_of(z_of_rank(rank[k])) : kDigitBins;
-      }
-      if (marks) {
+                                         for (int k = 0; k < kAtOnce; ++k) {
+                                           own[k] = has[k] ? bin_of(z_of_rank(rank[k])) : kDigitBins;
+                                         }
+                                         if (marks) {
 #pragma unroll
-        for (int k = 0; k < kAtOnce; ++k) column[k] = masks.column_of(rank[k]);
-      }
+                                           for (int k = 0; k < kAtOnce; ++k) column[k] = masks.column_of(rank[k]);
+                                         }
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        if (own[k] == bin) {
-          const std::uint32_t at = Team().take(&s.listed);
-          if (at < kFewInBin) bin_ranks()[at] = rank[k];
-        } else if (marks && own[k] < bin && survives(z_of_rank(rank[k]))) {
-          masks.add(column[k]);
-        }
-      }
-    });
+                                         for (int k = 0; k < kAtOnce; ++k) {
+                                           if (own[k] == bin) {
+                                             const std::uint32_t at = Team().take(&s.listed);
+                                             if (at < kFewInBin) bin_ranks()[at] = rank[k];
+                                           } else if (marks && own[k] < bin && survives(z_of_rank(rank[k]))) {
+                                             masks.add(column[k]);
+                                           }
+                                         }
+                                       });
     __syncthreads();
     const std::uint32_t size = s.listed;
     if (size > kListColumns) return false;
@@ -333,7 +337,7 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
       __syncthreads();
       masks.clear();
       __syncthreads();
-      batches_of_list<1>(list_, size_of_list, [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
+      batches_of_list<1, kThreads>(list_, size_of_list, [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
         if (has[0] && rank[0] <= last && survives(z_of_rank(rank[0]))) masks.add(masks.column_of(rank[0]));
       });
       __syncthreads();
@@ -360,12 +364,12 @@ class MassCut : RowSelection<BlockTeam<kRowThreads>, T, kExp> {
     if (thread_of_block() == 0) s.listed = 0;
     __syncthreads();
     std::uint64_t mine = 0;
-    batches_of_list<1>(list_, static_cast<int>(bracket_.listed),
-                       [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
-                         if (!has[0] || bin_of(z_of_rank(rank[0])) != bin) return;
-                         s.list[Team().take(&s.listed)] = rank[0];
-                         mine = max(mine, rank[0]);
-                       });
+    batches_of_list<1, kThreads>(list_, static_cast<int>(bracket_.listed),
+                                 [&](const std::uint64_t(&rank)[1], const bool(&has)[1]) {
+                                   if (!has[0] || bin_of(z_of_rank(rank[0])) != bin) return;
+                                   s.list[Team().take(&s.listed)] = rank[0];
+                                   mine = max(mine, rank[0]);
+                                 });
     const std::uint64_t most = this->reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
     this->list_size_ = s.listed;
     this->listed_ = true;

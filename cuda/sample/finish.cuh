@@ -8,6 +8,7 @@
 #include "kept_ids.cuh"
 #include "kept_place.cuh"
 #include "kernels/sample/tree.h"
+#include "launches.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -18,14 +19,43 @@ struct Drawn {
   float z;
 };
 
-template <class T, Exp kExp>
-class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
+// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
+// cannot compute them earlier, where they would occupy registers.
+__device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+// Finds the columns that a waiting row keeps, by kRowThreads threads. kByCount: rows may have a top_k.
+template <class T, Exp kExp, bool kByCount>
+__device__ __forceinline__ void select_row(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
+                                           SampleShared* shared) {
   using Team = BlockTeam<kRowThreads>;
+  using Selection = RowSelection<Team, T, kExp>;
+  const auto selection_of = [&](std::int64_t k) {
+    const ChunkRow of = row_of(p, chunk, k);
+    return Selection(Team(), p, of.row, shared, of.mask, of.state, of.firsts);
+  };
+  __syncthreads();
+  if constexpr (kByCount) {
+    const SampleRow want = sample_row_of<PlainMemory>(p, chunk.first + i);
+    if (want.top_k > 0 && want.top_k < p.valid_vocab)
+      selection_of(hidden(i)).run_first();  // its bounds serve only top_k
+    __syncthreads();
+  }
+  selection_of(i).run_truncate();
+  __syncthreads();
+  if (thread_of_block() == 0) chunk.states[i].waits = kForTree;
+}
+
+template <class T, Exp kExp, int kThreads = kRowThreads>
+class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
+  using Team = BlockTeam<kThreads>;
   using Base = RowTree<Team, T, kExp>;
   using Base::allowed_, Base::logits_, Base::c_, Base::m_, Base::q_;
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
-  static constexpr int kOwn = kOwnColumns;
+  static constexpr int kOwn = kOwnColumns, kWarps = kThreads / kWarp;
   static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that a block computes at once
 
  public:
@@ -67,8 +97,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     Best best;
   };
   // Runs after the first scan. Returns whether the row waits for later launches, since its selection does not fit a
-  // list. kEnds: no later launch reads the mask for the kept set.
-  template <bool kEnds>
+  // list. kEnds: no later launch reads the mask for the kept set. kByCount: rows may have a top_k.
+  template <bool kEnds, bool kByCount>
   __device__ __forceinline__ bool run(Waiting* waiting) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
     std::int32_t status = want.status;
@@ -77,14 +107,16 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint64_t kept = 0;
     Best best;
     if (status == kOk && (cut || want.greedy)) {
-      const LeafKeys keys = load_keys(tops(), num_slots_, map_, &s_);
+      const LeafKeys<kThreads> keys = load_keys<kThreads>(tops(), num_slots_, map_, &s_);
       const float largest = keys.largest == 0     ? -infinity()
                             : keys.largest == ~0u ? canonical_nan()
                                                   : z_of_key(keys.largest);
       status = refer_to(largest);
       if (status == kOk && cut) {
         const std::uint64_t min_mass = share_of_mass(want.min_p, mass_of(largest));
-        if (!by_list<kEnds>(want, min_mass, keys, &kept)) {
+        bool listed = false;
+        if constexpr (kByCount) listed = by_list<kEnds>(want, min_mass, keys, &kept);
+        if (!listed) {
           load_best(keys.slot, largest, &best);
           *waiting = {{want, largest, m_}, min_mass, best};
           return true;
@@ -124,15 +156,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   }
   // Finds the columns that a waiting row keeps.
   __device__ void run_selection() {
-    if (state_->waits != kForSelection) return;
-    const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
-    RowSelection<Team, T, kExp> selection(Team(), p_, row_, &s_.base, mask_, state_, firsts_);
-    __syncthreads();
-    if (want.top_k > 0 && want.top_k < p_.valid_vocab) selection.run_first();  // its bounds serve only top_k
-    __syncthreads();
-    selection.run_truncate();
-    __syncthreads();
-    if (thread() == 0) state_->waits = kForTree;
+    if (state_->waits == kForSelection) select_row<T, kExp, true>(p_, place_.chunk(), place_.number(), &s_.base);
   }
   // Runs after the selection. It leaves a row whose kept columns lie in few leaves to run_few(), so that no scan reads
   // the row.
@@ -141,7 +165,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const float least = z_of_rank(state_->last);
     std::uint32_t own = 0;
     each_leaf(least, [&](int, bool keeps) { own += keeps ? 1 : 0; });
-    const std::uint32_t leaves = block_sum(own, &s_, 0);
+    const std::uint32_t leaves = block_sum<kThreads>(own, &s_, 0);
     if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
   // Runs after the scan of kept columns, and writes the kept set. The first warp draws while the others write the set.
@@ -176,7 +200,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     this->load_state();
     masked_ = true;
     scanned_ = false;
-    const std::uint64_t kept = block_sum(this->template leaf_nodes<false>(0, slots_), &s_);
+    const std::uint64_t kept = block_sum<kThreads>(this->template leaf_nodes<false>(0, slots_), &s_);
     finish<true>(sample_row_of<PlainMemory>(p_, row_), false, {}, kept);
   }
   // Writes the row's offset and kept ids. Only the n best are written later.
@@ -185,8 +209,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     if (thread() == 0) place_.publish(kept_);
     std::uint64_t before = 0;
     if (!place_.is_first()) {
-      if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kRowThreads - kWarp);
-      before = block_sum(before, &s_);  // until this barrier, the first warp may still draw
+      if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kThreads - kWarp);
+      before = block_sum<kThreads>(before, &s_);  // until this barrier, the first warp may still draw
     }
     if (thread() == 0) {
       s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
@@ -197,7 +221,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     if (begin < 0) return;
     if (!listed_) return write_mask<0>(begin);
 #pragma unroll 1
-    for (int i = thread(); i < static_cast<int>(kept_); i += kRowThreads) p_.kept_ids[begin + i] = ids()[i];
+    for (int i = thread(); i < static_cast<int>(kept_); i += kThreads) p_.kept_ids[begin + i] = ids()[i];
   }
   // Leaves the row's count to a later launch.
   __device__ void store_count() const {
@@ -225,7 +249,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   template <class F>
   __device__ __forceinline__ void each_leaf(float least, F fn) const {
 #pragma unroll 4
-    for (int slot = thread(); slot < num_slots_; slot += kRowThreads) {
+    for (int slot = thread(); slot < num_slots_; slot += kThreads) {
       fn(slot, map_.has_columns(slot) && tops()[slot] >= least);
     }
   }
@@ -246,7 +270,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     const auto leaves = static_cast<int>(s_.slots);
     std::uint32_t own = 0;
 #pragma unroll 1
-    for (int base = 0; base < leaves; base += kRowThreads / Team::kLanes) {
+    for (int base = 0; base < leaves; base += kThreads / Team::kLanes) {
       const int place = base + thread() / Team::kLanes, slot = place < leaves ? found[place] : 0;
       std::uint32_t words[kMaskWords];
       const SoftmaxStats stats = this->template leaf_of_slot<false>(slot, place < leaves, words);
@@ -255,7 +279,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       reinterpret_cast<float2*>(nodes_)[slot] = make_float2(stats.m, stats.S);
       for (int k = 0; k < kMaskWords; ++k) own += static_cast<std::uint32_t>(set_bits_of(words[k]));
     }
-    return block_sum(own, &s_, 1);
+    return block_sum<kThreads>(own, &s_, 1);
   }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
@@ -263,32 +287,35 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   template <int kFirst>
   __device__ __forceinline__ void write_mask(std::int64_t begin) const {
     auto* const counts = reinterpret_cast<std::uint32_t*>(s_.counts[0]);
-    write_ids_of_mask<kRowThreads - kFirst, kFirst>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts,
-                                                    s_.base.counts);
+    write_ids_of_mask<kThreads - kFirst, kFirst>(map_, mask_, kMaskWords * num_slots_, p_.kept_ids + begin, counts,
+                                                 reinterpret_cast<std::uint32_t*>(s_.base.list),
+                                                 reinterpret_cast<uint4*>(s_.base.masses));
+    static_assert(sizeof(SampleShared::list) >= 4 * kMaskAhead * kThreads);
+    static_assert(sizeof(SampleShared::masses) >= 16 * kThreads);
   }
   // Finds the place of the row's kept set, and writes its ids. All warps but the first call this function.
   __device__ __forceinline__ void write_beside_draw() {
-    constexpr int kThreads = kRowThreads - kWarp;
+    constexpr int kWriters = kThreads - kWarp;
     if (thread() == kWarp) place_.publish(kept_);
-    std::uint64_t before = place_.is_first() ? 0 : place_.counts_before(thread() - kWarp, kThreads);
+    std::uint64_t before = place_.is_first() ? 0 : place_.counts_before(thread() - kWarp, kWriters);
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) before += __shfl_xor_sync(kAllLanes, before, d);
     if (lane() == 0) s_.wide[warp_of_block()] = before;
-    meet<kThreads>();
+    meet<kWriters>();
     if (thread() == kWarp) {
       before = 0;
 #pragma unroll
-      for (int i = 1; i < kRowWarps; ++i) before += s_.wide[i];
+      for (int i = 1; i < kWarps; ++i) before += s_.wide[i];
       s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
     }
-    meet<kThreads>();
+    meet<kWriters>();
     const std::int64_t begin = s_.kept_begin;
     if (begin < 0) return;
     const int listed = state_->listed;
     if (listed == 0) return write_mask<kWarp>(begin);
     const std::int32_t* const from = place_.listed_ids() - listed;
 #pragma unroll 4
-    for (int i = thread() - kWarp; i < listed; i += kThreads) p_.kept_ids[begin + i] = from[i];
+    for (int i = thread() - kWarp; i < listed; i += kWriters) p_.kept_ids[begin + i] = from[i];
   }
   // Shared memory of a list, which replaces the arrays of Base. It holds the nodes and masks of the slots that keep a
   // column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends() holds
@@ -319,7 +346,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ void clear_padding() const {
     if (p_.kept_offsets == nullptr) return;
 #pragma unroll 1
-    for (int i = thread(); i < num_slots_; i += kRowThreads) {
+    for (int i = thread(); i < num_slots_; i += kThreads) {
       if (!map_.has_columns(i)) reinterpret_cast<uint4*>(mask_)[i] = make_uint4(0, 0, 0, 0);
     }
   }
@@ -363,17 +390,17 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint32_t mine = 0;
     const int valid_vocab = map_.valid;
 #pragma unroll 4
-    for (int i = thread(); i < (valid_vocab + 31) / 32; i += kRowThreads) {
+    for (int i = thread(); i < (valid_vocab + 31) / 32; i += kThreads) {
       const int left = valid_vocab - 32 * i;
       const std::uint32_t valid = left >= 32 ? ~0u : (1u << left) - 1;
       mine += static_cast<std::uint32_t>(set_bits_of(static_cast<std::uint32_t>(allowed_[i]) & valid));
     }
-    return block_sum(mine, &s_, 1);
+    return block_sum<kThreads>(mine, &s_, 1);
   }
   // Cuts the row by a list of its first columns. Returns whether the list was long enough. If so, the mask has the kept
   // columns, and each slot that keeps a column has a node.
   template <bool kEnds>
-  __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys& keys,
+  __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys<kThreads>& keys,
                                           std::uint64_t* kept) {
     const bool vllm = p_.order == SampleOrder::kVllm;
     if (want.top_k <= 0 || want.top_k > kMostListedK || want.top_k >= p_.valid_vocab) return false;
@@ -384,20 +411,20 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     if (size < static_cast<int>(count)) return false;
     std::uint64_t* const masses = s_.base.masses;
 #pragma unroll 1
-    for (int i = thread(); i < size; i += kRowThreads) masses[i] = mass_of(z_of_rank(s_.base.list[i]));
+    for (int i = thread(); i < size; i += kThreads) masses[i] = mass_of(z_of_rank(s_.base.list[i]));
     __syncthreads();
-    constexpr int kOwnListed = kMostListed / kRowThreads;
+    constexpr int kOwnListed = kMostListed / kThreads;
     const std::uint64_t least = vllm ? min_mass : 0;
     std::uint64_t before[kOwnListed], mass[kOwnListed], mine = 0;
     bool keeps[kOwnListed];
     std::uint32_t survivors = 0, kept_bits = 0;
     // Two lanes share a column of a short list: each compares it with half of the others.
-    const bool shares = size <= kRowThreads / 2;
+    const bool shares = size <= kThreads / 2;
     const int first = shares ? warp_of_block() * (kWarp / 2) + lane() % (kWarp / 2) : thread();
     const int from = shares ? lane() / (kWarp / 2) : 0, step = shares ? 2 : 1;
 #pragma unroll
     for (int k = 0; k < kOwnListed; ++k) {
-      const int at = k * kRowThreads + first;
+      const int at = k * kThreads + first;
       keeps[k] = false;
       before[k] = mass[k] = 0;
       if (k > 0 && at >= size) continue;
@@ -421,8 +448,8 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       keeps[k] = survives && place < count;
       mine += keeps[k] ? mass[k] : 0;
     }
-    const std::uint64_t total = block_sum(mine, &s_);
-    if (least > 0 && found.bound > 0 && block_sum(survivors, &s_, 0) < count) {
+    const std::uint64_t total = block_sum<kThreads>(mine, &s_);
+    if (least > 0 && found.bound > 0 && block_sum<kThreads>(survivors, &s_, 0) < count) {
       // No other column survives if the mass at the bound is below `least` by far more than an exponential's error.
       const std::uint64_t most = mass_of(z_of_key(found.bound));
       if (most + (most >> 12) + 2 >= least) return false;
@@ -435,7 +462,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
       kept_bits |= stays ? 1u << k : 0;
       own += stays ? 1 : 0;
     }
-    *kept = block_sum(own, &s_, 1);
+    *kept = block_sum<kThreads>(own, &s_, 1);
     mark<kEnds>(kept_bits, first);
     return true;
   }
@@ -446,14 +473,14 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     std::uint32_t* const bitmap = s_.bitmap;
     auto* const words = reinterpret_cast<std::uint32_t*>(masks());
 #pragma unroll 1
-    for (int i = thread(); i < kMostListedK; i += kRowThreads) masks()[i] = make_uint4(0, 0, 0, 0);
+    for (int i = thread(); i < kMostListedK; i += kThreads) masks()[i] = make_uint4(0, 0, 0, 0);
     if (thread() < kMostSlots / 32) bitmap[thread()] = 0;
     __syncthreads();
     // Calls fn(rank, slot, column in the slot) for the thread's columns.
     const auto each = [&](auto fn) {
 #pragma unroll 1
       for (std::uint32_t left = kept; left != 0; left &= left - 1) {
-        const std::uint64_t rank = s_.base.list[lowest_bit_of(left) * kRowThreads + first];
+        const std::uint64_t rank = s_.base.list[lowest_bit_of(left) * kThreads + first];
         int column;
         const int slot = map_.slot_of(static_cast<int>(id_of_rank(rank)), &column);
         fn(rank, slot, column);
@@ -461,30 +488,30 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     };
     each([&](std::uint64_t, int slot, int) { atomicOr(bitmap + slot / 32, 1u << (slot % 32)); });
     __syncthreads();
-    static_assert(kMostSlots / 32 <= kRowThreads);
+    static_assert(kMostSlots / 32 <= kThreads);
     const auto of_word = static_cast<std::uint32_t>(thread() < kMostSlots / 32 ? set_bits_of(bitmap[thread()]) : 0);
-    const std::uint32_t before = block_scan(of_word, &s_, 0);
+    const std::uint32_t before = block_scan<kThreads>(of_word, &s_, 0);
     if (thread() < kMostSlots / 32) s_.before[thread()] = before;
-    if (thread() == kRowThreads - 1) s_.slots = before + of_word;
+    if (thread() == kThreads - 1) s_.slots = before + of_word;
     __syncthreads();
     each([&](std::uint64_t, int slot, int column) {
       atomicOr(words + place_of(slot) * kMaskWords + column / 32, 1u << (column % 32));
     });
     __syncthreads();
     const int leaves = static_cast<int>(s_.slots);
-    constexpr int kOwnPlaces = kMostListedK / kRowThreads;
+    constexpr int kOwnPlaces = kMostListedK / kThreads;
     std::uint32_t of_place[kOwnPlaces], of_thread = 0;
 #pragma unroll
     for (int k = 0; k < kOwnPlaces; ++k) {
       of_place[k] = static_cast<std::uint32_t>(bits_before(thread() * kOwnPlaces + k, kLeafColumns));
       of_thread += of_place[k];
     }
-    std::uint32_t end = block_scan(of_thread, &s_, 1);
+    std::uint32_t end = block_scan<kThreads>(of_thread, &s_, 1);
 #pragma unroll
     for (int k = 0; k < kOwnPlaces; ++k) ends()[thread() * kOwnPlaces + k] = end += of_place[k];
     if ((!kEnds && p_.kept_offsets != nullptr) || p_.top_ids != nullptr) {
 #pragma unroll 1
-      for (int i = thread(); i < num_slots_; i += kRowThreads) {
+      for (int i = thread(); i < num_slots_; i += kThreads) {
         const bool has = (bitmap[i / 32] >> (i % 32) & 1) != 0;
         reinterpret_cast<uint4*>(mask_)[i] = has ? masks()[place_of(i)] : make_uint4(0, 0, 0, 0);
       }
@@ -498,7 +525,7 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
     });
     __syncthreads();
 #pragma unroll 1
-    for (int place = thread(); place < leaves; place += kRowThreads) {
+    for (int place = thread(); place < leaves; place += kThreads) {
       const int count = bits_before(place, kLeafColumns);
       const float* column = sorted() + ends()[place] - count;
       float largest = -infinity();
@@ -524,15 +551,15 @@ class FinishedRow : RowTree<BlockTeam<kRowThreads>, T, kExp> {
   __device__ void find_roots() const {
     constexpr int kPair = 2;  // trees whose steps overlap
 #pragma unroll 1
-    for (int base = warp_of_block(); base < num_roots(); base += kPair * kRowWarps) {
+    for (int base = warp_of_block(); base < num_roots(); base += kPair * kWarps) {
       SoftmaxStats nodes[kPair];
       DrawnLane drawn[kPair];
 #pragma unroll
-      for (int i = 0; i < kPair; ++i) nodes[i] = node_of((base + i * kRowWarps) * kWarp + lane());
+      for (int i = 0; i < kPair; ++i) nodes[i] = node_of((base + i * kWarps) * kWarp + lane());
       draw_over_lanes(nodes, 0, s_.words, drawn);
 #pragma unroll
       for (int i = 0; i < kPair; ++i) {
-        const int k = base + i * kRowWarps;
+        const int k = base + i * kWarps;
         if (lane() != 0 || k >= num_roots()) continue;
         s_.roots[k] = make_float2(drawn[i].root.m, drawn[i].root.S);
         s_.drawn[k] = static_cast<std::uint8_t>(drawn[i].lane);

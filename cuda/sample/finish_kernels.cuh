@@ -8,41 +8,38 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
-// cannot compute them earlier, where they would occupy registers.
-__device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
+// kFirst: the first steps, up to where a row may wait. kShare: these steps for a call without top_k. kOnly: all steps of
+// a call in which no row can wait. kWhole: all steps, in one launch even for rows that would wait. kRest: the steps
+// after the wait. kRaw: the steps after the raw scan.
+enum class Finish { kFirst, kShare, kOnly, kWhole, kRest, kRaw };
 
-// kFirst: the first steps, up to where a row may wait. kOnly: all steps of a call in which no row can wait. kWhole: all
-// steps, in one launch even for rows that would wait. kRest: the steps after the wait. kRaw: the steps after the raw
-// scan.
-enum class Finish { kFirst, kOnly, kWhole, kRest, kRaw };
-
+// Threads of a block. A block of many threads has 64 registers for each.
+template <Finish kFinish>
+constexpr int kFinishThreads = kFinish == Finish::kShare || kFinish == Finish::kRest ? kManyThreads : kRowThreads;
 // Blocks that fit on a multiprocessor. With two blocks on sm_80, the code for all steps would spill registers.
 template <Finish kFinish>
 constexpr int kFinishBlocks = kFinish == Finish::kWhole && !RLK_CUDA_SM90 ? 1 : 2;
 
 template <class T, Exp kExp, Finish kFinish>
-__global__ void __launch_bounds__(kRowThreads, kFinishBlocks<kFinish>)
+__global__ void __launch_bounds__(kFinishThreads<kFinish>, kFinishBlocks<kFinish>)
     sample_finish_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   // The random words and the slots depend on the call's arguments alone, so the constructor may read them before it
   // waits for the previous kernel.
-  FinishedRow<T, kExp> row(p, chunk, i, reinterpret_cast<FinishShared*>(memory), kFinish != Finish::kFirst);
+  using Row = FinishedRow<T, kExp, kFinishThreads<kFinish>>;
+  Row row(p, chunk, i, reinterpret_cast<FinishShared*>(memory), kFinish != Finish::kFirst && kFinish != Finish::kShare);
   wait_for_previous_kernel();
   allow_next_kernel();
-  if constexpr (kFinish == Finish::kFirst) {
-    typename FinishedRow<T, kExp>::Waiting waiting;
-    if (!row.template run<false>(&waiting)) return row.store_count();
+  if constexpr (kFinish == Finish::kFirst || kFinish == Finish::kShare) {
+    typename Row::Waiting waiting;
+    if (!row.template run<false, kFinish == Finish::kFirst>(&waiting)) return row.store_count();
     __syncthreads();
-    MassCut<T, kExp> cut(p, chunk, i, reinterpret_cast<FinishShared*>(memory), row.map());
+    MassCut<T, kExp, kFinishThreads<kFinish>> cut(p, chunk, i, reinterpret_cast<FinishShared*>(memory), row.map());
     row.wait(waiting, cut.find_bracket(waiting.row));
   } else if constexpr (kFinish == Finish::kOnly || kFinish == Finish::kWhole) {
-    typename FinishedRow<T, kExp>::Waiting waiting;
-    const bool waits = row.template run<true>(&waiting);
+    typename Row::Waiting waiting;
+    const bool waits = row.template run<true, true>(&waiting);
     if (kFinish == Finish::kWhole && waits) {
       row.wait(waiting, false);
       row.run_alone();
@@ -55,15 +52,20 @@ __global__ void __launch_bounds__(kRowThreads, kFinishBlocks<kFinish>)
   }
 }
 
-template <class T, Exp kExp>
-__global__ void __launch_bounds__(kRowThreads, 2)
+// kByCount: rows may have a top_k. The code for it, and that for 16 bits, needs more registers than a block of many
+// threads has.
+template <class T, bool kByCount>
+constexpr int kSelectionThreads = kByCount || T::kPacked ? kRowThreads : kManyThreads;
+
+template <class T, Exp kExp, bool kByCount>
+__global__ void __launch_bounds__(kSelectionThreads<T, kByCount>, 2)
     sample_selection_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
   auto* const shared = reinterpret_cast<FinishShared*>(memory);
   const SlotMap map = SlotMap::make(p, shared->cuts);
   __syncthreads();
-  MassCut<T, kExp> of_row(p, chunk, i, shared, map);
+  MassCut<T, kExp, kSelectionThreads<T, kByCount>> of_row(p, chunk, i, shared, map);
   wait_for_previous_kernel();
   allow_next_kernel();
   of_row.cut();
@@ -71,10 +73,10 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   const std::int64_t again = hidden(i);
   const std::int32_t waits = chunk.states[again].waits;
   if (waits != kForSelection && waits != kForTree) return;
-  FinishedRow<T, kExp> row(p, chunk, again, shared, false);
-  row.run_selection();
+  if (thread_of_block() >= kRowThreads) return;  // barriers do not count threads that have returned
+  if (waits == kForSelection) select_row<T, kExp, kByCount>(p, chunk, again, &shared->base);
   __syncthreads();
-  row.find_few();
+  FinishedRow<T, kExp>(p, chunk, hidden(again), shared, false).find_few();
 }
 
 }  // namespace

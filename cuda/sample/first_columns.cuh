@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kRowWarps = kRowThreads / kWarp;
+constexpr int kRowWarps = kRowThreads / kWarp, kMostWarps = kManyThreads / kWarp;
 constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
 constexpr int kMostListed = 1024;  // columns of a list
 constexpr int kMostListedK = 512;  // largest top_k that a list serves
@@ -19,8 +19,8 @@ static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 struct FinishShared {
   SampleShared base;                 // holds other data while no selection runs: see the accessors of FinishedRow
   float2 roots[kMostSlots / kWarp];  // one for every 32 neighbouring slots
-  uint4 counts[2][kRowWarps];
-  std::uint64_t wide[kRowWarps];
+  uint4 counts[2][kMostWarps];
+  std::uint64_t wide[kMostWarps];
   std::uint32_t bitmap[kMostSlots / 32];  // slots that keep a column
   std::uint32_t before[kMostSlots / 32];  // number of set bits before each word of bitmap
   std::int64_t kept_begin;
@@ -36,13 +36,15 @@ __device__ __forceinline__ int thread_of_block() { return static_cast<int>(threa
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
 __device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// The sum over a block. Consecutive calls must name different buffers.
+// The sum over a block of kThreads. Consecutive calls must name different buffers.
+template <int kThreads = kRowThreads>
 __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
   x = __reduce_add_sync(kAllLanes, x);
   if (lane_of_warp() == 0) s->counts[buffer][warp_of_block()].x = x;
   __syncthreads();
-  const std::uint32_t sum = s->counts[buffer][lane_of_warp() % kRowWarps].x;
-  return __reduce_add_sync(kAllLanes, lane_of_warp() < kRowWarps ? sum : 0);
+  constexpr int kWarps = kThreads / kWarp;
+  const std::uint32_t sum = s->counts[buffer][lane_of_warp() % kWarps].x;
+  return __reduce_add_sync(kAllLanes, lane_of_warp() < kWarps ? sum : 0);
 }
 // Calls fn on the words of a value that lanes exchange.
 template <class N, class F>
@@ -58,7 +60,7 @@ __device__ __forceinline__ N exchanged(const N& x, F fn) {
 }
 // The sum over a block, for any type with an addition. block_scan is the sum over the threads before this one. of_warps
 // has one value for each warp; consecutive calls must pass different arrays.
-template <class N>
+template <int kThreads = kRowThreads, class N>
 __device__ __forceinline__ N block_sum(N x, N* of_warps) {
 #pragma unroll
   for (int d = 1; d < kWarp; d *= 2) {
@@ -68,10 +70,10 @@ __device__ __forceinline__ N block_sum(N x, N* of_warps) {
   __syncthreads();
   N sum = of_warps[0];
 #pragma unroll
-  for (int i = 1; i < kRowWarps; ++i) sum = sum + of_warps[i];
+  for (int i = 1; i < kThreads / kWarp; ++i) sum = sum + of_warps[i];
   return sum;
 }
-template <class N>
+template <int kThreads = kRowThreads, class N>
 __device__ __forceinline__ N block_scan(const N& x, N* of_warps) {
   const auto of_lower = [](const N& of, int d) {
     return exchanged(of, [d](std::uint32_t word) { return __shfl_up_sync(kAllLanes, word, d); });
@@ -87,15 +89,19 @@ __device__ __forceinline__ N block_scan(const N& x, N* of_warps) {
   N before = of_lower(sum, 1);
   if (lane_of_warp() == 0) before = N{};
 #pragma unroll
-  for (int i = 0; i < kRowWarps; ++i) {
+  for (int i = 0; i < kThreads / kWarp; ++i) {
     if (i < warp_of_block()) before = before + of_warps[i];
   }
   return before;
 }
+template <int kThreads = kRowThreads>
 __device__ __forceinline__ std::uint32_t block_scan(std::uint32_t x, FinishShared* s, int buffer) {
-  return block_scan(x, reinterpret_cast<std::uint32_t*>(s->counts[buffer]));
+  return block_scan<kThreads>(x, reinterpret_cast<std::uint32_t*>(s->counts[buffer]));
 }
-__device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) { return block_sum(x, s->wide); }
+template <int kThreads = kRowThreads>
+__device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared* s) {
+  return block_sum<kThreads>(x, s->wide);
+}
 
 // The bits of z as an integer key that ascends with z, and z of such a key.
 __device__ __forceinline__ std::uint32_t key_of(float z) {
@@ -156,8 +162,9 @@ __device__ __forceinline__ int id_of_place(const SlotMap& map, int place) {
 }
 
 // Keys of the leaves' largest z, in registers of the threads to which the leaves belong; 0 for a leaf without columns.
-constexpr int kOwnKeys = kMostSlots / kRowThreads;
+template <int kThreads>
 struct LeafKeys {
+  static constexpr int kOwnKeys = kMostSlots / kThreads;
   std::uint32_t own[kOwnKeys];
   int slots;
   std::uint32_t largest, smallest, present;  // bounds and number of the keys above 0; a NaN has the largest key of all
@@ -168,27 +175,30 @@ struct LeafKeys {
   __device__ __forceinline__ void each(F fn) const {
 #pragma unroll
     for (int k = 0; k < kOwnKeys; ++k) {
-      if (k * kRowThreads >= slots) break;
-      fn(own[k], k * kRowThreads + thread_of_block());
+      if (k * kThreads >= slots) break;
+      fn(own[k], k * kThreads + thread_of_block());
     }
   }
 };
-__device__ __forceinline__ LeafKeys load_keys(const float* tops, int slots, const SlotMap& map, FinishShared* s) {
-  LeafKeys keys;
+template <int kThreads>
+__device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int slots, const SlotMap& map,
+                                                        FinishShared* s) {
+  constexpr int kOwnKeys = LeafKeys<kThreads>::kOwnKeys, kWarps = kThreads / kWarp;
+  LeafKeys<kThreads> keys;
   keys.slots = slots;
   float top[kOwnKeys];
 #pragma unroll
   for (int k = 0; k < kOwnKeys; ++k) {
-    const int slot = k * kRowThreads + thread_of_block();
+    const int slot = k * kThreads + thread_of_block();
     top[k] = slot < slots ? tops[slot] : 0.0f;
   }
   std::uint32_t largest = 0, smallest = ~0u, present = 0;
   int first = kMostSlots;
 #pragma unroll
   for (int k = 0; k < kOwnKeys; ++k) {
-    const int slot = k * kRowThreads + thread_of_block();
+    const int slot = k * kThreads + thread_of_block();
     keys.own[k] = 0;
-    if (k * kRowThreads >= slots || slot >= slots || !map.has_columns(slot)) continue;
+    if (k * kThreads >= slots || slot >= slots || !map.has_columns(slot)) continue;
     const std::uint32_t key = is_nan(top[k]) ? ~0u : key_of(top[k]);
     keys.own[k] = key;
     first = key > largest ? slot : first;
@@ -204,18 +214,19 @@ __device__ __forceinline__ LeafKeys load_keys(const float* tops, int slots, cons
     s->counts[0][warp_of_block()] = make_uint4(all, static_cast<std::uint32_t>(first), smallest, present);
   }
   __syncthreads();
-  const uint4 of_warp = s->counts[0][lane_of_warp() % kRowWarps];
+  const uint4 of_warp = s->counts[0][lane_of_warp() % kWarps];
   keys.largest = __reduce_max_sync(kAllLanes, of_warp.x);
   keys.slot = __reduce_min_sync(kAllLanes, of_warp.x == keys.largest ? static_cast<int>(of_warp.y) : kMostSlots);
   keys.smallest = __reduce_min_sync(kAllLanes, of_warp.z);
-  keys.present = __reduce_add_sync(kAllLanes, lane_of_warp() < kRowWarps ? of_warp.w : 0);
+  keys.present = __reduce_add_sync(kAllLanes, lane_of_warp() < kWarps ? of_warp.w : 0);
   return keys;
 }
 
 constexpr int kKeyBinBits = 8;
 static_assert(1 << kKeyBinBits == kRowThreads);
 // A bound that at least `count` keys reach, and not many more unless keys are equal; 0 if there are fewer keys.
-__device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys& keys, std::uint32_t count, FinishShared* s) {
+__device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
+                                                       FinishShared* s) {
   if (keys.present < count) return 0;
   auto* const bins = reinterpret_cast<std::uint32_t*>(s->base.masses);  // one key of each thread, from the largest keys
   std::uint32_t low = keys.smallest, high = keys.largest, above = 0, reach = keys.present;
@@ -265,7 +276,7 @@ struct FirstColumns {
 // columns: is_allowed(id), has_edits() and edited(id, z) as in SampleColumns, and logit_at(id), which gives z before
 // edits.
 template <class Columns>
-__device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys& keys, std::uint32_t count,
+__device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s,
                                                            const Columns& columns) {
   auto* const found = reinterpret_cast<std::uint16_t*>(s->base.counts);

@@ -16,10 +16,11 @@ __device__ __forceinline__ void meet() {
 
 // Writes the ids of a mask's bits in ascending order, by kThreads threads of a block, from thread `kFirst` on. Each
 // warp takes neighbouring words, and each lane one bit of every word. counts: one value for each warp. ahead:
-// kMaskAhead values for each thread. The function passes a barrier of these threads before it uses `map`.
+// kMaskAhead values for each thread. of_lanes: one value for each thread. The function passes a barrier of these
+// threads before it uses `map`.
 template <int kThreads, int kFirst = 0>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
-                                  std::uint32_t* counts, std::uint32_t* ahead) {
+                                  std::uint32_t* counts, std::uint32_t* ahead, uint4* of_lanes) {
   constexpr int kWarps = kThreads / kWarp;
   const int share = (words + kThreads - 1) / kThreads * kWarp, lane = lane_of_warp();
   const int warp = warp_of_block() - kFirst / kWarp, from = warp * share, to = min(from + share, words);
@@ -32,6 +33,7 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
 #pragma unroll
   for (int i = 0; i < kWarps; ++i) out += i < warp ? counts[i] : 0;
   ahead += static_cast<int>(threadIdx.x) - kFirst;
+  of_lanes += warp * kWarp;
   int loaded = kMaskAhead;
 #pragma unroll 1
   for (int base = from; base < to; base += kWarp) {
@@ -63,11 +65,13 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
     }
     // The lanes write the ids of a word together.
     const unsigned have = __ballot_sync(kAllLanes, word != 0);
+    of_lanes[lane] = make_uint4(word, static_cast<std::uint32_t>(end), static_cast<std::uint32_t>(first), 0);
+    __syncwarp();
     // Writes the ids of lane `of`'s word.
     const auto write = [&](int of) {
-      const std::uint32_t bits = __shfl_sync(kAllLanes, word, of) >> lane;
-      const int behind = __shfl_sync(kAllLanes, end, of), id = __shfl_sync(kAllLanes, first, of) + lane;
-      if ((bits & 1) != 0) out[behind - set_bits_of(bits)] = id;
+      const uint4 from = of_lanes[of];
+      const std::uint32_t bits = from.x >> lane;
+      if ((bits & 1) != 0) out[static_cast<int>(from.y) - set_bits_of(bits)] = static_cast<std::int32_t>(from.z) + lane;
     };
     if (set_bits_of(have) > kWarp / 2) {
 #pragma unroll
@@ -76,6 +80,7 @@ __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask,
       for (unsigned left = have; left != 0; left &= left - 1) write(lowest_bit_of(left));
     }
     out += __shfl_sync(kAllLanes, end, kWarp - 1);
+    __syncwarp();  // the lanes have read of_lanes
   }
 }
 

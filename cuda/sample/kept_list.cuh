@@ -34,6 +34,7 @@ struct LeafColumn {
 
 // Masks of all leaves, in shared memory. Other arrays of a KeptList lie behind them. While the masks are made, the
 // selection's `counts` still hold the columns of a bin.
+template <int kThreads>
 class LeafMasks {
  public:
   static constexpr int kLeafBytes = 16 + 4 + 2 + 2;
@@ -55,7 +56,7 @@ class LeafMasks {
   // The caller passes a barrier before and after this function.
   __device__ __forceinline__ void clear() const {
 #pragma unroll 1
-    for (int i = thread_of_block(); i < leaves_; i += kRowThreads) masks_[i] = make_uint4(0, 0, 0, 0);
+    for (int i = thread_of_block(); i < leaves_; i += kThreads) masks_[i] = make_uint4(0, 0, 0, 0);
   }
   __device__ __forceinline__ void add(const LeafColumn& of) const {
     atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
@@ -73,7 +74,7 @@ class LeafMasks {
   template <class F>
   __device__ __forceinline__ void each_slot(F fn) const {
 #pragma unroll 1
-    for (int slot = thread_of_block(); slot < kNumParts << map_.height; slot += kRowThreads) {
+    for (int slot = thread_of_block(); slot < kNumParts << map_.height; slot += kThreads) {
       if ((slot & ((1 << map_.height) - 1)) < of_part_) fn(slot, leaf_of(slot));
     }
   }
@@ -112,11 +113,13 @@ __device__ __forceinline__ float sum_of_kept(const std::uint32_t* words, Next ne
 
 // Computes a row's nodes and ids from its list. Loops are short and not unrolled, since a block runs this code once and
 // waits for each cache line of its instructions.
-template <Exp kExp>
+template <Exp kExp, int kThreads>
 class KeptList {
+  using Masks = LeafMasks<kThreads>;
+
  public:
   // c, mask and nodes belong to the row.
-  __device__ __forceinline__ KeptList(FinishShared* shared, const LeafMasks& masks, float c, std::uint32_t* mask,
+  __device__ __forceinline__ KeptList(FinishShared* shared, const Masks& masks, float c, std::uint32_t* mask,
                                       float* nodes)
       : s_(*shared),
         masks_(masks),
@@ -132,13 +135,13 @@ class KeptList {
   template <class IsKept>
   __device__ __forceinline__ std::uint32_t run(const std::uint64_t* list, int size, std::int32_t* ids_end,
                                                IsKept is_kept) {
-    const int own = (leaves_ + kRowThreads - 1) / kRowThreads;  // neighbouring leaves of a thread
+    const int own = (leaves_ + kThreads - 1) / kThreads;  // neighbouring leaves of a thread
     const int first = min(thread_of_block() * own, leaves_), end = min(first + own, leaves_);
     std::uint32_t count = 0;
 #pragma unroll 1
     for (int leaf = first; leaf < end; ++leaf) count += static_cast<std::uint32_t>(bits_of(masks_[leaf]));
-    std::uint32_t begin = block_scan(count, &s_, 0);
-    if (thread_of_block() == kRowThreads - 1) s_.listed = begin + count;
+    std::uint32_t begin = block_scan<kThreads>(count, &s_, 0);
+    if (thread_of_block() == kThreads - 1) s_.listed = begin + count;
     if (thread_of_block() == 0) s_.slots = 0;
 #pragma unroll 1
     for (int leaf = first; leaf < end; ++leaf) {
@@ -156,7 +159,7 @@ class KeptList {
     }
     has_ids_ = ids_end != nullptr;
     constexpr int kAtOnce = 2;
-    batches_of_list<kAtOnce>(list, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
+    batches_of_list<kAtOnce, kThreads>(list, size, [&](const std::uint64_t(&rank)[kAtOnce], const bool(&has)[kAtOnce]) {
       int at[kAtOnce];
       float own[kAtOnce];
 #pragma unroll
@@ -191,7 +194,7 @@ class KeptList {
     });
     __syncthreads();
 #pragma unroll 1
-    for (int i = thread_of_block(); i < static_cast<int>(s_.slots); i += kRowThreads) {
+    for (int i = thread_of_block(); i < static_cast<int>(s_.slots); i += kThreads) {
       const int slot = large()[i], leaf = masks_.leaf_of(slot);
       const float* term = terms() + begins()[leaf];
       const auto* const words = reinterpret_cast<const std::uint32_t*>(masks_.data() + leaf);
@@ -207,7 +210,7 @@ class KeptList {
  private:
   // Shared memory holds four values for each leaf: its mask, its reference, the number of kept columns before it, and
   // an entry of the list of leaves with many columns. The terms of the kept columns follow.
-  static_assert(LeafMasks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
+  static_assert(Masks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {
     return reinterpret_cast<std::uint16_t*>(references() + leaves_);
@@ -229,7 +232,7 @@ class KeptList {
       if (z == -infinity()) return 0.0f;
       z = fmaxf(z, leaf_clamp(c_, m));
     }
-    return BlockTeam<kRowThreads>().template exponential<kExp>(z, c_, m);
+    return BlockTeam<kThreads>().template exponential<kExp>(z, c_, m);
   }
   __device__ __forceinline__ void store_node(int slot, int leaf, int columns, float sum) const {
     const float m = columns > 0 ? references()[leaf] : -infinity();
@@ -241,7 +244,7 @@ class KeptList {
   __device__ __forceinline__ void store_roots() const {
     auto* const roots = reinterpret_cast<float2*>(scanned_roots(nodes_, slots_));
 #pragma unroll 1
-    for (int k = warp_of_block(); k < slots_ / kWarp; k += kRowWarps) {
+    for (int k = warp_of_block(); k < slots_ / kWarp; k += kThreads / kWarp) {
       const int slot = k * kWarp + lane_of_warp();
       float2 node = {-infinity(), 0.0f};
       if (masks_.map().has_columns(slot)) node = *node_of(masks_.leaf_of(slot));
@@ -251,7 +254,7 @@ class KeptList {
   }
 
   FinishShared& s_;
-  const LeafMasks masks_;
+  const Masks masks_;
   const int leaves_, slots_;
   const float c_;
   uint4* const mask_of_row_;

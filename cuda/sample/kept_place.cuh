@@ -46,6 +46,8 @@ class KeptPlace {
   __device__ __forceinline__ KeptPlace(const SampleParams& p, const SampleChunk& chunk, std::int64_t i)
       : p_(p), chunk_(chunk), i_(i) {}
 
+  __device__ __forceinline__ const SampleChunk& chunk() const { return chunk_; }
+  __device__ __forceinline__ std::int64_t number() const { return i_; }
   // One thread calls this function as soon as the count is known; a second call does nothing.
   __device__ __forceinline__ void publish(std::int64_t count) {
     if (published_) return;

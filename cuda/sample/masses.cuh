@@ -66,18 +66,18 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
-// Passes over a row's list of ranks. Each thread of the block calls fn(ranks, whether the list has them) for its share,
-// with kAtOnce ranks at once. A list that the block has read before is in L1.
-template <int kAtOnce, class F>
+// Passes over a row's list of ranks. Each of the block's kThreads threads calls fn(ranks, whether the list has them) for
+// its share, with kAtOnce ranks at once. A list that the block has read before is in L1.
+template <int kAtOnce, int kThreads, class F>
 __device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int size, F fn) {
 #pragma unroll 1
-  for (int base = static_cast<int>(threadIdx.x); base < size; base += kAtOnce * kRowThreads) {
+  for (int base = static_cast<int>(threadIdx.x); base < size; base += kAtOnce * kThreads) {
     std::uint64_t rank[kAtOnce];
     bool has[kAtOnce];
 #pragma unroll
     for (int k = 0; k < kAtOnce; ++k) {
-      rank[k] = list[min(base + k * kRowThreads, size - 1)];
-      has[k] = base + k * kRowThreads < size;
+      rank[k] = list[min(base + k * kThreads, size - 1)];
+      has[k] = base + k * kThreads < size;
     }
     fn(rank, has);
   }

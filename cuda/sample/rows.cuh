@@ -11,11 +11,21 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Launches a block for each row after this call's previous kernel.
+// Launches a block of `threads` for each row after this call's previous kernel.
 template <class... Args>
-void launch_rows(void (*kernel)(Args...), const SampleChunk& chunk, cudaStream_t stream, const Args&... args) {
-  launch_dependent<RLK_CUDA_ARCH::kOverlap>(kernel, static_cast<int>(chunk.rows), kRowThreads, sizeof(FinishShared),
-                                            stream, args...);
+void launch_rows(void (*kernel)(Args...), int threads, const SampleChunk& chunk, cudaStream_t stream,
+                 const Args&... args) {
+  launch_dependent<RLK_CUDA_ARCH::kOverlap>(kernel, static_cast<int>(chunk.rows), threads, sizeof(FinishShared), stream,
+                                            args...);
+}
+// The same for the steps of Finish.
+template <class T, Exp kExp, Finish kFinish>
+void launch_finish(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  launch_rows(sample_finish_kernel<T, kExp, kFinish>, kFinishThreads<kFinish>, chunk, stream, p, chunk);
+}
+template <class T, Exp kExp, bool kByCount>
+void launch_selection(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
+  launch_rows(sample_selection_kernel<T, kExp, kByCount>, kSelectionThreads<T, kByCount>, chunk, stream, p, chunk);
 }
 // How many rows may wait after the first scan: none, only exceptions (ties), or many.
 enum class Waiting { kNever, kRarely, kOften };
@@ -43,23 +53,31 @@ void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t s
     run_pass<T, kExp, ScanPass::kFirst, false>(p, grid, chunk, stream);
   }
   if (waiting == Waiting::kNever) {
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kOnly>, chunk, stream, p, chunk);
+    launch_finish<T, kExp, Finish::kOnly>(p, chunk, stream);
   } else if (waiting == Waiting::kRarely) {
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kWhole>, chunk, stream, p, chunk);
+    launch_finish<T, kExp, Finish::kWhole>(p, chunk, stream);
   } else {
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kFirst>, chunk, stream, p, chunk);
     const bool by_share = cuts(p.top_p, 1.0f), by_count = p.top_k.data != nullptr || p.top_k.value > 0;
+    if (by_count) {
+      launch_finish<T, kExp, Finish::kFirst>(p, chunk, stream);
+    } else {
+      launch_finish<T, kExp, Finish::kShare>(p, chunk, stream);
+    }
     const bool by_mass = by_share && (p.top_k.data != nullptr || p.top_k.value <= 0 || p.top_k.value >= p.valid_vocab);
     if (by_mass) run_pass<T, kExp, ScanPass::kMasses, true>(p, grid, chunk, stream);
-    if (by_share || by_count) launch_rows(sample_selection_kernel<T, kExp>, chunk, stream, p, chunk);
+    if (by_count) {
+      launch_selection<T, kExp, true>(p, chunk, stream);
+    } else if (by_share) {
+      launch_selection<T, kExp, false>(p, chunk, stream);
+    }
     run_pass<T, kExp, ScanPass::kKept, true>(p, grid, chunk, stream);
-    launch_rows(sample_finish_kernel<T, kExp, Finish::kRest>, chunk, stream, p, chunk);
+    launch_finish<T, kExp, Finish::kRest>(p, chunk, stream);
   }
 }
 template <class T, Exp kExp>
 void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   run_pass<T, kExp, ScanPass::kRaw, true>(p, grid_of(p), chunk, stream);
-  launch_rows(sample_finish_kernel<T, kExp, Finish::kRaw>, chunk, stream, p, chunk);
+  launch_finish<T, kExp, Finish::kRaw>(p, chunk, stream);
 }
 
 }  // namespace RLK_CUDA_ARCH

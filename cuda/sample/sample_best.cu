@@ -28,7 +28,7 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
     if (!kRaw && (this->p_.status[this->row_] & kKeptOverflow) != 0) return this->write_none();
     __syncthreads();
     const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
-    const LeafKeys keys = load_keys(tops_, slots_, map_, &s_);
+    const auto keys = load_keys<kRowThreads>(tops_, slots_, map_, &s_);
     const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
     // If no bound left a column out, a list of fewer than n columns has all of them.
     if (found.size < 0 || (found.size < static_cast<int>(count) && found.bound > 0)) return this->run_from(false);

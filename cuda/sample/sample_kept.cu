@@ -21,13 +21,14 @@ __global__ void __launch_bounds__(kKeptThreads)
     sample_kept_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   __shared__ int cuts[kNumParts + 1];
   __shared__ std::uint32_t counts[kKeptThreads / kWarp], ahead[kMaskAhead * kKeptThreads];
+  __shared__ uint4 of_lanes[kKeptThreads];
   const std::int64_t row = chunk.first + blockIdx.x, words = sample_mask_words(p.vocab_size);
   const SlotMap map = SlotMap::make(p, cuts);
   wait_for_previous_kernel();
   const std::int64_t begin = p.kept_offsets[row];
   if (begin == p.kept_offsets[row + 1]) return;
   write_ids_of_mask<kKeptThreads>(map, chunk.masks + blockIdx.x * words, static_cast<int>(words), p.kept_ids + begin,
-                                  counts, ahead);
+                                  counts, ahead, of_lanes);
 }
 
 }  // namespace

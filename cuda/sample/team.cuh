@@ -9,6 +9,8 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kRowThreads = kMaxTeam;
+// Threads of a block whose steps wait more than they compute. On sm_80 its code would spill registers.
+constexpr int kManyThreads = RLK_CUDA_SM90 ? 2 * kRowThreads : kRowThreads;
 constexpr int kKeptThreads = 512;
 
 // The work that a row of sample still needs after the first scan: none; masses around its cut, then selection and tree;

@@ -166,7 +166,7 @@ class SampleColumns {
     team_.barrier();
     s_.masses[team_.thread()] = value;
     team_.barrier();
-    for (int half = kMaxTeam / 2; half > 0; half /= 2) {
+    for (int half = kMaxTeam; half > 0; half /= 2) {
       if (half < team_.threads()) {
         if (team_.thread() < half && team_.thread() + half < team_.threads()) {
           s_.masses[team_.thread()] = combine(s_.masses[team_.thread()], s_.masses[team_.thread() + half]);

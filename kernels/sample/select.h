@@ -64,18 +64,18 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       return;
     }
     constexpr int kAhead = Team::kAhead;
-    const std::int64_t end = end_column();
+    const auto end = static_cast<int>(end_column());
     RLK_UNROLL_NOT
-    for (std::int64_t base = first_column() + team_.thread(); base < end; base += kAhead * team_.threads()) {
+    for (int base = static_cast<int>(first_column()) + team_.thread(); base < end; base += kAhead * team_.threads()) {
       float z[kAhead];
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t j = base + i * team_.threads();
+        const int j = base + i * team_.threads();
         z[i] = z_at(j < end ? j : base);
       }
       RLK_UNROLL
       for (int i = 0; i < kAhead; ++i) {
-        const std::int64_t j = base + i * team_.threads();
+        const int j = base + i * team_.threads();
         if (j < end && is_allowed(j)) fn(rank_of(z[i], j), z[i]);
       }
     }
