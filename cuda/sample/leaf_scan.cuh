@@ -240,7 +240,7 @@ class LeafScan {
     const bool bounded = of_row.high < infinity();  // otherwise no column is above the bracket
     const std::int32_t* const allowed = p_.allowed ? p_.allowed + row * p_.allowed_stride : nullptr;
     MassSum total, above;  // a lane adds 128 columns at most
-    int size = 0;          // of inside_
+    int size = 0;          // columns in inside_
 #pragma unroll 1
     for (int base = first_leaf(); base < leaves_; base += step()) {
       const LeafSpan leaf = span_of(base + quarter_);
