@@ -155,25 +155,19 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     if (grid.blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) {
       return clusters;
     }
-    // Number of blocks of threads that have work, if every sequence has a tile of rows and the most keys. Packed
-    // queries have more slots than tiles, so further blocks have no rows.
-    const std::int64_t rows = p.q_tokens * (p.num_q_heads / p.num_kv_heads);
-    const std::int64_t tiles =
-        p.cu_seqlens_q != nullptr ? std::max(p.num_sequences, rows / SplitGrid::kRows) : grid.tiles;
-    const std::int64_t blocks =
-        grid.splits * p.num_kv_heads * tiles * (p.cu_seqlens_q != nullptr ? 1 : p.num_sequences);
     // Some multiprocessors do not find three others for a cluster. Calls with more blocks than multiprocessors take
     // kFewRows: three blocks run on a multiprocessor and hide each other's waits. But kPairs finishes splits of more
     // than 1024 keys sooner, even if some of its blocks must wait for a multiprocessor.
     constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
     const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
-    if (blocks <= most && fits_plan(p, pairs, capability)) return pairs;
+    if (grid.busy <= most && fits_plan(p, pairs, capability)) return pairs;
     // Speculative drafts give all sequences equally many queries, so kFewRows alone serves them.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
     if (differ && fills && fits()) return mixed;
     // kDense serves only calls whose blocks all run at once. With more blocks, kFewRows waits less.
-    const bool at_once = blocks > 3 * std::int64_t{multiprocessors} && blocks <= 4 * std::int64_t{multiprocessors};
+    const bool at_once =
+        grid.busy > 3 * std::int64_t{multiprocessors} && grid.busy <= 4 * std::int64_t{multiprocessors};
     return at_once && fits_plan(p, dense, capability) ? dense : few_rows;
   }
   if (mixes) return mixed;

@@ -73,6 +73,9 @@ struct SplitGrid {
   // `stride`-th split after that.
   std::int64_t stride;
   std::int64_t blocks;
+  // Blocks that have work without shared splits, if every sequence has a tile of rows and the most keys. Packed queries
+  // have more slots than tiles, so further blocks have no rows.
+  std::int64_t busy;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
   bool merges;                // false: calls have one split, whose blocks write the results without a workspace
   bool long_first;  // whether blocks take the last splits first, as for a single sequence, whose last splits are longer
@@ -89,6 +92,7 @@ struct SplitGrid {
     const std::int64_t own_keys = p.k_tokens - p.page_size * p.max_prefix_pages;
     stride = shares ? std::min(splits, attention_splits(own_keys) + 1) : splits;
     blocks = stride * p.num_kv_heads * tiles * (packed ? 1 : p.num_sequences);
+    busy = splits * p.num_kv_heads * (packed ? std::max(p.num_sequences, rows / kRows) : tiles * p.num_sequences);
     const std::int64_t results = attention_rows(p) * p.num_q_heads * splits;
     sums_at = (results * 2 + 3) / 4 * 4;
     merges = splits != 1 || p.num_sequences == 0 || p.group_offsets != nullptr;
