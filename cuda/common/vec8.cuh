@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The load bypasses L1, since the data is read once.
+// The load bypasses L1, since the data is read once. L1 then keeps what threads read again.
 __device__ __forceinline__ uint4 load_once(const void* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"

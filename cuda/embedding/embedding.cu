@@ -16,7 +16,7 @@ namespace {  // one copy per architecture
 
 constexpr int kCopyThreads = 128;
 
-__device__ __forceinline__ uint4 load_unit(const uint4* from) { return load_once(from); }
+__device__ __forceinline__ uint4 load_unit(const uint4* from) { return load_in_order(from); }
 template <class Unit>
 __device__ __forceinline__ Unit load_unit(const Unit* from) {
   return *from;
