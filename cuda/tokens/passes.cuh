@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
                             std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
   wait_for_previous_kernel();
-  token_statistics<TokenGpu>(p, w, slots, tile, blockIdx.x, &shared);
+  token_statistics<FirstPassGpu>(p, w, slots, tile, blockIdx.x, &shared);
   allow_next_kernel();
 }
 
