@@ -195,11 +195,13 @@ class WgmmaRows {
     // Whether the next keys have arrived. The result is used later, so the test costs no time.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
     // Computes the first row's exponentials before the wait for P V, and the second row's beside the rescaling.
+    // The second row's scores are scaled before the wait, too.
     constexpr bool kAhead = kExp == Exp::kHardware;
-    raise();
+    raise<kPlain>();
     if constexpr (kAhead) {
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
+      if constexpr (kScalesAhead) scale_second_row();
       pin_groups(0);
     }
     // The branch also keeps ptxas from moving the next wait up.
@@ -212,7 +214,7 @@ class WgmmaRows {
       for (int j = 0; j < 16; ++j) {
         if (j < Tile::kSharedFours) merge_sums(j);
         if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
-        if (kAhead && j < kKeyTiles) exponentiate(j, 1);
+        if (kAhead && j < kKeyTiles) exponentiate<kScalesAhead>(j, 1);
       }
       if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
       has_total_ = true;
@@ -227,7 +229,7 @@ class WgmmaRows {
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
         if (!kAhead) exponentiate(j, 0);
-        exponentiate(j, 1);
+        exponentiate<kScalesAhead>(j, 1);
         pack(j);
         rescale_sums<kKeyTiles>(factors, j);
       }
@@ -283,7 +285,7 @@ class WgmmaRows {
     }
   }
 
-  // A row's largest score: four chains of the thread, then the four lanes that share the row.
+  // A thread's largest score of a row, by four chains.
   __device__ __forceinline__ float largest(int r) const {
     float chains[4] = {s_[2 * r], s_[2 * r + 1], s_[4 + 2 * r], s_[4 + 2 * r + 1]};
 #pragma unroll
@@ -293,17 +295,29 @@ class WgmmaRows {
         chains[j % 2 * 2 + i] = max_nan(chains[j % 2 * 2 + i], s_[4 * j + 2 * r + i]);
       }
     }
-    float top = max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
-    top = max_nan(top, AttentionGpu::shuffle_xor(top, 1));
-    return max_nan(top, AttentionGpu::shuffle_xor(top, 2));
+    return max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
   }
-  // Updates a row's reference (rule 4) by this block's largest score: m_ is the new reference, before_ the previous
-  // one.
-  __device__ __forceinline__ void raise(int r) {
+  // The same if it is above +0, else +0. From +0 on, fp32 numbers have the order of their bits as integers, and the
+  // matrix unit's NaN is above all of them. One instruction compares three integers, but only two fp32 numbers.
+  __device__ __forceinline__ float largest_from_zero(int r) const {
+    int chains[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int j = 0; j < kKeyTiles; ++j) {
+      int& x = chains[j % 4];
+      x = max(max(x, __float_as_int(s_[4 * j + 2 * r])), __float_as_int(s_[4 * j + 2 * r + 1]));
+    }
+    return __int_as_float(max(max(max(chains[0], chains[1]), chains[2]), chains[3]));
+  }
+  // Updates a row's reference (rule 4) by this block's largest score, `top` in this thread: m_ is the new
+  // reference, before_ the previous one.
+  __device__ __forceinline__ void raise(int r, float top) {
     before_[r] = m_[r];
+    // Four lanes share the row. Three exchanges at once take less time than two in turn.
+    const float second = AttentionGpu::shuffle_xor(top, 1), third = AttentionGpu::shuffle_xor(top, 2);
+    top = max_nan(max_nan(top, second), max_nan(third, AttentionGpu::shuffle_xor(top, 3)));
     // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
     // ends.
-    const float ceiled = sub_rn(__fadd_ru(mul_rn(c_, largest(r)), kStatsShift), kStatsShift);
+    const float ceiled = sub_rn(__fadd_ru(mul_rn(c_, top), kStatsShift), kStatsShift);
     m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
     if constexpr (kExp == Exp::kHardware) {
       addend_[r] = m_[r] == -infinity() ? -kStatsRange : -m_[r];
@@ -312,9 +326,19 @@ class WgmmaRows {
       addend_[r] = sub_rn(kStatsShift, m_[r]);
     }
   }
+  // kPlain: scores below zero raise no reference from 0 on, so the warp may take its largest scores from +0 on.
+  template <bool kPlain = false>
   __device__ __forceinline__ void raise() {
-    raise(0);
-    raise(1);
+    float top[2];
+    if (kPlain && __all_sync(~0u, m_[0] >= 0.0f && m_[1] >= 0.0f)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) top[r] = largest_from_zero(r);
+    } else {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) top[r] = largest(r);
+    }
+    raise(0, top[0]);
+    raise(1, top[1]);
   }
   // attention_factor(before, m) without a branch. It is 0 if no key has contributed, since the sums are then 0, and if
   // the row has failed.
@@ -347,17 +371,28 @@ class WgmmaRows {
     exponentiate(j, 0);
     exponentiate(j, 1);
   }
+  // kIsScaled: z holds fma(z, c, -m).
+  template <bool kIsScaled = false>
   __device__ __forceinline__ void exponentiate(int j, int r) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float& z = s_[4 * j + 2 * r + i];
       if constexpr (kExp == Exp::kHardware) {
-        z = ex2_approx(fma_rn(z, c_, addend_[r]));
+        z = ex2_approx(kIsScaled ? z : fma_rn(z, c_, addend_[r]));
       } else {
         const float w = stat_exp_portable(z > q_[r] ? z : q_[r], c_, addend_[r]);
         z = is_nan(m_[r]) ? canonical_nan() : z == -infinity() || m_[r] == -infinity() ? 0.0f : w;
       }
       groups_[r][i][j / 4] = j % 4 == 0 ? z : add_rn(groups_[r][i][j / 4], z);
+    }
+  }
+  static constexpr bool kScalesAhead = kExp == Exp::kHardware && !kIsLean;
+  __device__ __forceinline__ void scale_second_row() {
+#pragma unroll
+    for (int i = 0; i < Tile::kScores; ++i) {
+      if (i / 2 % 2 == 0) continue;
+      s_[i] = fma_rn(s_[i], c_, addend_[1]);
+      asm volatile("" : "+f"(s_[i]));  // else the compiler would move it behind the wait
     }
   }
   __device__ __forceinline__ void pack(int j) {

@@ -48,6 +48,7 @@ struct Case {
   std::size_t shift = 0;                   // bytes off any alignment
   Data data = Data::kNormal;
   float spread = 1.0f;  // factor of q; other data is normal
+  float bias = 0.0f;    // added to normal elements of q, and subtracted from those of k
   bool dlse = true;
   unsigned seed = 1;
 
@@ -133,14 +134,15 @@ class Problem {
     input.q_tokens = packed ? cu_q_.back() : padded;
     if (packed) input.cu_seqlens_q = cu_q_.data();
     if (c.q_form == Form::kPadded) input.seqused_q = used_q_.data();
-    input.q = queries_of(c.head_dim);
+    input.q = queries_of(c.head_dim, c.bias);
   }
-  AttentionHeads queries_of(std::int64_t columns) {
+  AttentionHeads queries_of(std::int64_t columns, float bias = 0.0f) {
     const bool packed = case_.q_form == Form::kPacked;
     AttentionHeads a;
     const std::int64_t size = step(case_.layout, case_.q_heads, input.q_tokens, columns, &a);
     if (packed) a.sequence_stride = 0;
-    a.data = fill(size * (packed ? 1 : input.num_sequences), columns, [&](auto&& element) { each_query(a, element); });
+    a.data =
+        fill(size * (packed ? 1 : input.num_sequences), columns, bias, [&](auto&& element) { each_query(a, element); });
     return a;
   }
 
@@ -165,10 +167,10 @@ class Problem {
         input.leftpad_k = left_k_.data();
       }
     }
-    input.k = keys_of(c.head_dim);
+    input.k = keys_of(c.head_dim, -c.bias);
     input.v = keys_of(c.values());
   }
-  AttentionHeads keys_of(std::int64_t columns) {
+  AttentionHeads keys_of(std::int64_t columns, float bias = 0.0f) {
     const bool paged = case_.k_form == Form::kPaged, packed = case_.k_form == Form::kPacked;
     AttentionHeads a;
     const std::int64_t tokens = paged ? case_.page_size : input.k_tokens;
@@ -177,7 +179,7 @@ class Problem {
     a.data = fill(size * (paged    ? input.num_pages
                           : packed ? 1
                                    : input.num_sequences),
-                  columns, [&](auto&& element) { each_key(a, element); });
+                  columns, bias, [&](auto&& element) { each_key(a, element); });
     return a;
   }
 
@@ -256,7 +258,7 @@ class Problem {
   }
   // Fills with NaN, except for the elements in use.
   template <class F>
-  const void* fill(std::int64_t size, std::int64_t columns, const F& each) {
+  const void* fill(std::int64_t size, std::int64_t columns, float bias, const F& each) {
     const std::size_t bytes = static_cast<std::size_t>(rlk::size_of(case_.dtype));
     memories_.emplace_back(static_cast<std::size_t>(size) * bytes + case_.shift + 16, 0xff);
     unsigned char* data = memories_.back().data();
@@ -266,7 +268,8 @@ class Problem {
       for (std::int64_t d = 0; d < columns; ++d) {
         std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);
         if (case_.data == Data::kNormal) {
-          pattern = linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * case_.spread, case_.dtype);
+          pattern =
+              linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * case_.spread + bias, case_.dtype);
         }
         std::memcpy(data + static_cast<std::size_t>(at + d) * bytes, &pattern, bytes);
       }

@@ -445,6 +445,15 @@ void run_cases(unsigned shard, unsigned shards) {
     c.scale = 1.0f;
     run(c);
   }
+  // Scores that are all below zero, or that a row's reference leaves within a split.
+  for (const float bias : {1.0f, 0.3f}) {
+    Case c{{{700, 700}, {90, 1500}}};
+    c.bias = bias;
+    for (const std::int64_t head_dim : {64, 128}) {
+      c.head_dim = head_dim;
+      run(c);
+    }
+  }
   for (const Data data : {Data::kWide, Data::kTiny, Data::kSparse, Data::kEqual, Data::kSpecial}) {
     Case c{{{9, 140}, {70, 70}}};
     c.data = data;
