@@ -6,7 +6,7 @@ UNDECIDED = "undecided"  # a verdict that counts neither way: the machine is bus
 # Tests of files that belong to no operator.
 SHARED = {
     "_arithmetic": ["test_sum_order", "test_linear", "test_linear_torch", "test_torch"],
-    "_check": ["test_bad_input", "test_words", "test_token_model"],
+    "_check": ["test_bad_input", "test_linear_bad_input", "test_words", "test_token_model"],
     "_call": ["test_first_calls", "test_engine", "test_torch"],
     "_composed": ["test_engine", "test_silu_mul_torch", "test_rms_norm_torch"],
     "_contract_terms": ["test_contract"],
@@ -31,7 +31,7 @@ SHARED = {
     "_operator": ["test_engine", "test_torch"],
     "_register": ["test_changing_numbers", "test_engine", "test_torch", "test_fake_tensors"],
     "_rejection": ["test_verify_draft"],
-    "_rollout_presets": ["test_presets", "test_verl_advantages"],
+    "_rollout_presets": ["test_importance_weights", "test_presets", "test_verl_advantages"],
     "_run": ["test_engine", "test_torch"],
     "_schema": ["test_engine", "test_fake_tensors"],
     "_described": ["test_fake_tensors", "test_engine", "test_token_model"],
@@ -52,7 +52,7 @@ SHARED = {
     "policy_loss": ["test_token_weight"],
     "sample": ["test_linear_sample", "test_process_logits", "test_random_bits"],
     "value_loss": ["test_token_weight"],
-    "call": ["test_engine", "test_linear_sample", "test_linear_logprob"],
+    "call": ["test_workspace", "test_engine", "test_linear_sample", "test_linear_logprob"],
     "ndarray": ["test_bad_export", "test_bad_input", "test_words"],
     "softmax_stats": ["test_label_smoothing"],
 }
@@ -128,6 +128,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "cpu/policy_loss.cpp",
         "if (p.count == 0 && *p.factor == 1.0f) return;",
     ): "a gradient times 1 is the gradient, whose NaN is canonical, and no elements are no work",
+    (
+        "cpp/include/rlk/elementwise/silu_mul.h",
+        "const F c = kSlope ? select(m >= limit, limit, m) : m;",
+    ): "a gate equal to the limit is the limit either way",
     (
         "cpp/include/rlk/math/half.h",
         "const std::uint32_t normal = magnitude > 0x47800000u ? 0x7c00u : rebased;",

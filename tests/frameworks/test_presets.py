@@ -160,3 +160,60 @@ def test_errors_speak_of_the_frameworks_configuration(preset: Any, more: dict[st
 def test_a_bound_that_is_null_is_no_bound_left_out(call: Any, name: str) -> None:
     with pytest.raises(TypeError, match=f"{name}: expected a number, got NoneType"):
         call()
+
+
+# What the numbers of presets refuse, of EDGES, and the options with which a number counts.
+EDGES = {"0": 0.0, "1": 1.0, "-1": -1.0, "inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}
+COEFFICIENT, NO_NEGATIVE = "inf -inf nan", "-1 inf -inf nan"
+POSITIVE, ABOVE_ONE = f"0 {NO_NEGATIVE}", f"0 1 {NO_NEGATIVE}"
+REFUSED: tuple[tuple[Any, dict[str, Any], str, str], ...] = (
+    (presets.openrlhf, {}, "clip_eps_low clip_eps_high", NO_NEGATIVE),
+    (presets.openrlhf, {}, "dual_clip dp_size", ABOVE_ONE),
+    (presets.openrlhf, {"use_kl_loss": True}, "kl_coef entropy_coef", COEFFICIENT),
+    *(
+        row
+        for preset in (presets.slime, presets.vime)
+        for row in (
+            (preset, {}, "eps_clip eps_clip_high", NO_NEGATIVE),
+            (preset, {}, "eps_clip_c", ABOVE_ONE),
+            (preset, {"use_kl_loss": True}, "kl_loss_coef entropy_coef", COEFFICIENT),
+            (preset, {"use_tis": True}, "tis_clip tis_clip_low", NO_NEGATIVE),
+            (preset, {"use_opsm": True}, "opsm_delta", COEFFICIENT),
+        )
+    ),
+    (presets.slime_mis, {}, "mis_upper_bound mis_lower_bound", POSITIVE),
+    (presets.slime_mis, {"mis_mode": "clip"}, "mis_lower_bound", POSITIVE),
+    (presets.trl, {}, "epsilon epsilon_high top_entropy_quantile", NO_NEGATIVE),
+    (presets.trl, {}, "delta", POSITIVE),
+    (presets.trl, {}, "beta entropy_coef off_policy_mask_threshold", COEFFICIENT),
+    (presets.trl, {}, "gradient_accumulation_steps", ABOVE_ONE),
+    (presets.trl, {"loss_type": "sapo"}, "sapo_temperature_pos sapo_temperature_neg", POSITIVE),
+    (presets.trl, {"loss_type": "vespo"}, "vespo_k_pos vespo_k_neg", COEFFICIENT),
+    (presets.trl, {"loss_type": "vespo"}, "vespo_lambda_pos vespo_lambda_neg", "inf nan"),  # TRL clamps them from below
+    (presets.trl, {"use_vllm": True}, "vllm_importance_sampling_clip_max", NO_NEGATIVE),
+    (presets.trl_gmpo, {}, "epsilon epsilon_high", NO_NEGATIVE),
+    (presets.trl_rloo, {}, "epsilon epsilon_high", NO_NEGATIVE),
+    (presets.verl, {}, "clip_ratio clip_ratio_low clip_ratio_high", NO_NEGATIVE),
+    (presets.verl, {}, "clip_ratio_c dp_size", ABOVE_ONE),
+    (presets.verl, {"use_kl_loss": True}, "kl_loss_coef entropy_coeff", COEFFICIENT),
+    (presets.verl, {"loss_mode": "sapo"}, "tau_pos tau_neg", POSITIVE),
+    (presets.verl, {"loss_mode": "dro"}, "dro_beta", POSITIVE),
+    (presets.verl, {"rollout_is": "token"}, "rollout_is_threshold", POSITIVE),
+    (presets.verl_rollout_correction, {}, "rollout_is_threshold", POSITIVE),
+)
+
+
+@pytest.mark.parametrize(
+    ("preset", "more", "name", "refused"),
+    [(preset, more, name, refused) for preset, more, names, refused in REFUSED for name in names.split()],
+)
+def test_a_number_on_the_edge_is_taken_or_refused_by_name(
+    preset: Any, more: dict[str, Any], name: str, refused: str
+) -> None:
+    found = []
+    for edge, value in EDGES.items():
+        try:
+            preset(**more, **{name: value})
+        except (TypeError, ValueError) as error:
+            found.append(edge if str(error).startswith(f"{name}: expected") else str(error))
+    assert sorted(found) == sorted(refused.split())
