@@ -84,7 +84,7 @@ RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
 // The lane within a block that is in lane l of a vector.
 constexpr int lane_in_block(int l) { return kLanes == 8 ? l : l < 8 ? 2 * l : 2 * (l - 8) + 1; }
 
-// The contract's sum of fma(a, b, s).
+// Sum of a[i] * b[i] in the contract's order: each lane is a chain of fma(a[i], b[i], s).
 RLK_HD float lane_sum(const float* a, const float* b, std::int64_t columns) {
   alignas(64) float lanes[kRmsNormLanes];
   const std::int64_t padded = padded_columns(columns);

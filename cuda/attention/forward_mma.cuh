@@ -29,8 +29,8 @@ struct MmaTile {
   static constexpr bool kHoldsQueries = kColumns <= 128;
   static constexpr bool kMerges = true;  // rows may have several splits
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // Offsets in shared memory: K, V, the total of earlier splits, queries, and the addresses of keys (K's and V's of two
-  // blocks). If kHoldsQueries, queries pass through V's memory to registers.
+  // Shared memory holds K, V, the total of earlier splits, queries, and the addresses of two blocks' keys in K and in V.
+  // If kHoldsQueries, queries pass through V's memory to registers.
   static constexpr int kTotal = 2 * kOperandBytes, kTotalEnd = kTotal + kThreads * kSums * 16;
   static constexpr int kQueries = kHoldsQueries ? kOperandBytes : kTotalEnd;
   static constexpr int kOffsets = kTotalEnd + (kHoldsQueries ? 0 : kQueryBytes), kBytes = kOffsets + 4 * kKeys * 8;

@@ -6,10 +6,10 @@
 //   dweight's chains of its columns in registers. The next rows load meanwhile.
 // rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and dweight's chains of
 //   half of the columns, over all rows. It reads half of the other block's rows a second time, from L2.
-//   rms_norm_rows_kernel: for too few groups to fill all multiprocessors, and for any width and alignment. A group has
-//   64 blocks that take one row each, for dx; its further blocks take columns of all rows, for dweight's chains.
-//   rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block. All
-//   architectures share this source; each has its own machine code.
+// rms_norm_rows_kernel: serves any width and alignment, and groups too few to fill all multiprocessors. In each group,
+//   64 blocks compute dx of one row each. Further blocks compute dweight's chains, each for some columns of all rows.
+// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block.
+// All architectures share this source; each has its own machine code.
 #include <type_traits>
 
 #include "../common/async_copy_groups_sm80.cuh"

@@ -1,9 +1,8 @@
 // wave.h on the host. A block's lanes are fibers of one thread, and they meet at the operations below.
 //
 // It checks that all lanes of a wave reach each wave operation, and all threads of a block each barrier, from the same
-// line. It checks
-// that nothing depends on the order of waves (launch them forward, backward, shuffled) or on what LDS held before (NaN
-// in every word). The emulation cannot show timing, real concurrency inside a wave, or the driver.
+// line. It also checks that nothing depends on the order of waves (launch them forward, backward, shuffled), or on what
+// LDS held before (NaN in every word). The emulation cannot show timing, real concurrency inside a wave, or the driver.
 #pragma once
 
 #include <cstddef>

@@ -87,7 +87,7 @@ RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t 
   for (int i = 0; i < kCount; ++i) to[i] = p.round_products ? as_element<T>(to[i]) : to[i];
 }
 
-// The angles of eight pairs in halves.
+// Loads the angles of eight pairs of columns, column_a + j and column_b + j.
 template <class T>
 RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int column_a, int column_b,
                             RopeAngle<float>* angles) {
@@ -110,7 +110,7 @@ RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int colum
   }
 }
 
-// The angles of four pairs side by side.
+// Loads the angles of four pairs of neighbouring columns.
 template <class T>
 RLK_DEVICE void load_neighbours(const RopeParams& p, const RopeRows& rows, int column, RopeAngle<float>* angles) {
   float cos[kRopeVec8], sin[kRopeVec8];

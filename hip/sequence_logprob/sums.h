@@ -1,7 +1,6 @@
 // sequence_logprob: each block sums one sequence, and each wave a chunk of 2,048 positions. Neighbouring lanes read
-// neighbouring
-// positions, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The gradient is
-// written token by token (kernels/packing/sequence_gradient.h).
+// neighbouring positions, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The
+// gradient is written token by token (kernels/packing/sequence_gradient.h).
 #pragma once
 
 #include "hip/common/element.h"

@@ -195,7 +195,7 @@ TEST_F(Linear, TokensAreSummedInBlocks) {
 }
 
 TEST_F(Linear, MainGradMayBeDweight) {
-  // More outputs than one block of the CPU, so that several threads work.
+  // The output is larger than one block of the CPU, so several threads work.
   constexpr std::int64_t kRows = 24, kIn = 531, kOut = 390;
   Matrix dy(kRows, kOut, DType::kBFloat16, -400), x(kRows, kIn, DType::kBFloat16, RowLayout{7, 9000, 600}),
       before(kOut, kIn, DType::kFloat32);
@@ -248,7 +248,7 @@ TEST_F(Linear, BiasGradientsAddGroupsOfRowsAsATree) {
 TEST_F(Linear, BiasGradientsOfManyColumnsAndOfAnyValue) {
   for (const DType dtype : kDtypes) {
     for (const Data data : {Data::kWide, Data::kSparse, Data::kSpecial}) {
-      // More columns than one task of the CPU.
+      // dy has more columns than one task of the CPU sums.
       Matrix dy(130, 389, dtype, RowLayout{50, -50000, 397}, kWholeElements ? 4 : 3);
       dy.fill(13, data);
       ASSERT_NO_FATAL_FAILURE(check(bias_grad_of(dy, dtype, 130, 389), Matrix(1, 389, dtype), name(data)));

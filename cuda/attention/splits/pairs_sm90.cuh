@@ -157,8 +157,7 @@ class SplitByPairs : SplitRows<T, Tile> {
     at.advance(Tile::kSlots);
   }
   // Fills rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values past
-  // the last key
-  // are +0, too.
+  // the last key are +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(const AttentionSpan& span, int block, int slot) const {
     const int row = threadIdx.x, key = block + row;

@@ -65,8 +65,8 @@ __device__ __forceinline__ unsigned first_row_slot(const AttentionInput& p, unsi
   return row * group / SplitGrid::kRows + sequence;
 }
 
-// Number of a sequence's splits that lie in the shared pages of its group, if every sequence of the group has the keys
-// of these splits. For all rows of the group together groups.cuh computes them. A whole warp calls this function.
+// Number of splits that a group reads once for all its rows (groups.cuh). The keys of these splits lie in the shared
+// pages and belong to every sequence of the group. `span` is any sequence of it. A whole warp calls this function.
 __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, const AttentionSpan& span) {
   if (p.group_offsets == nullptr || span.prefix == 0) return 0;
   const std::int64_t first = clamp_to(p.group_offsets[span.group], 0, p.num_sequences);

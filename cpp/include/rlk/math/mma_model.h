@@ -3,7 +3,8 @@
 // Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ in the
 // number of products summed at once, in how aligned addends are cut, and in the last rounding.
 //   sm_90         16 products and the accumulator at once; each addend cut toward zero to a multiple of 2^(e - 25);
-// exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, at least -133; zeros are ignored
+//                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, at least -133; zeros
+//                 are ignored
 //   sm_80, sm_89  the same with 24 fractional bits, 8 products at a time: k = 0..7, then 8..15
 //   gfx942        8 products, each cut toward zero to 24 fractional bits of the largest product exponent, are summed.
 //                 Their sum, cut downward to 31 bits, is added to the accumulator, cut downward to 24 bits. The result

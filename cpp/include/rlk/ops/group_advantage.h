@@ -23,7 +23,8 @@
 // formulas. They take a, m and r of the batch. If one reward s counts in the batch, m is fl(a s):
 //   b = fl(m / a);  d = fl(fl(a s) - m);  x = d for scale kBatch, e = fl(u d) for kGroup, fl(d / a) for kNone; +0 where
 //       x is 0
-//   u          that of d of the least and the largest reward of a group with n >= 2 (math/moment_scale.h), else 1 / a
+//   u          2^-k from d of the least and d of the largest reward of a group with n >= 2 (math/moment_scale.h), else
+//              1 / a
 //   kGroup     : r = fl(sqrt(fl(sum(fl(e * e)) / (n - 1)))), std = fl(fl(r / u) / a), for a constant group
 //                too;  x = fl(x / fl(r + fl(fl(eps a) u))). A lone member has r by `alone` as above and
 //                x = fl(x / fl(r + eps)), or +0 with kZero

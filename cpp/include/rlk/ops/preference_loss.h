@@ -18,8 +18,8 @@
 // A pair has delta = fl(fl(s_w - s_l) - margin), z = fl(beta delta), c = fl(beta s_w) and r = fl(beta s_l). With
 // P(v) = logsigmoid(v), S(v) = sigmoid(v), e = label_smoothing and k = fl(1 - e), L is the loss and dz, dc, dr its
 // derivatives:
-//   kSigmoid : L = fl(-fl(k P(z)) - fl(e P(-z)))             dz = fl(fl(e S(z)) - fl(k S(-z)))     e = 0: without the e
-//   terms
+//   kSigmoid : L = fl(-fl(k P(z)) - fl(e P(-z)))             dz = fl(fl(e S(z)) - fl(k S(-z)))
+//              e = 0: without the e terms
 //   kHinge   : L = max(fl(1 - z), 0)                         dz = -1 where fl(1 - z) > 0, else 0
 //   kIpo     : d = fl(delta - half), L = fl(d d)             g_w = fl(2 d), g_l = -g_w
 //   kExoPair : A = fl(P(z) - log_keep), B = fl(P(-z) - log_flip); L = fl(S(z) * A + S(-z) * B)
@@ -45,8 +45,8 @@
 //   others   : g_w = fl(beta fl(dc + dz)), g_l = fl(beta fl(dr - dz)); a derivative that a loss lacks is left out
 //   kKto     : no pairs, so sides may differ in number. K = max(kl, 0), NaN if kl is NaN. v = fl(beta fl(s - K)) for a
 //              chosen one, fl(beta fl(K - s)) for a rejected one. L = S(-v), g = -+ fl(beta fl(S(v) S(-v))), negative
-//              for chosen ones. Both are multiplied by the side's weight last. losses holds the chosen ones' losses,
-//              then the rejected ones'
+//              for chosen ones. At the end, L and g are multiplied by the side's weight. losses holds the losses of
+//              chosen ones, then of rejected ones
 //   loss     = L; with aligned: weight = exp(fl(A_w + A_l)), A = fl(aligned / n) or aligned without counts,
 //              loss = L * weight; with nll_weight: loss = fl(loss - fl(nll_weight N)), N = fl(policy_w / n) or policy_w
 //   d_policy = g * h; with aligned, times weight; on the chosen side with nll_weight then fl(that - fl(nll_weight / n))
