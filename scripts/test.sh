@@ -46,7 +46,7 @@ stage_package() {
 }
 
 stage_lint() {
-  local status=0 sources=(bench bindings cpp cpu cuda hip kernels tests)  # every tool has its say
+  local status=0 sources=(bench bindings cpp cpu cuda kernels tests)  # every tool has its say
   [[ -d hip ]] && sources+=(hip)
   # These two take the longest, each by one core, so all others run beside them; their output follows.
   mypy >build/mypy.log 2>&1 & local mypy=$!

@@ -321,7 +321,8 @@ class Copy:
     def python_notices(self, tests: list[str], chosen: str = "not compile") -> str:
         """The test that fails, or "" if none does. Each file has a fork of its own, so the first one starts at once."""
         for test in tests:
-            content = (self.root / test).read_bytes() if (self.root / test).exists() else b""
+            file = self.root / test.partition("::")[0]
+            content = file.read_bytes() if file.exists() else b""
             run = f"{self.way}: {test} -k '{chosen}' {hashlib.sha256(content).hexdigest()[:8]}"
             while run not in self.done and f"--deselect={test}" not in self.failing:
                 options = ["-x", "-k", chosen, test, *self.failing]

@@ -172,7 +172,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     far = __reduce_add_sync(kAllLanes, far);
     if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
     total = block_sum<kThreads>(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
-    // Each thread sums eight neighbouring bins; the first thread has the bins of the least mass.
+    // Each thread sums neighbouring bins; the first thread has the bins of the least mass.
     constexpr int kOwnBins = kDigitBins / kThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
     Binned own = {};
@@ -279,7 +279,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     __syncthreads();
     add_to_bins(size_of_list, bin_of);
     __syncthreads();
-    // Each thread sums eight neighbouring bins.
+    // Each thread sums neighbouring bins.
     constexpr int kOwnBins = kDigitBins / kThreads;
     const int first_bin = thread_of_block() * kOwnBins;
     std::uint64_t own_mass = 0;

@@ -56,7 +56,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
   static constexpr int kOwn = kOwnColumns, kWarps = kThreads / kWarp;
-  static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that a block computes at once
+  static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that kRowThreads threads compute at once
 
  public:
   using Base::has_edits, Base::edited;

@@ -28,7 +28,7 @@ struct TokenGpu {
   static __device__ __forceinline__ std::uint32_t max_over_wave(std::uint32_t x) {
     return __reduce_max_sync(0xffffffff, x);
   }
-  // Loads bypass L1, since each value is read once. Stores are evict-first in L2.
+  // Loads bypass L1: most passes read each value once. Stores are evict-first in L2.
   static __device__ __forceinline__ Vec4 load_vec4(const float* from) {
     Vec4 x;
     asm volatile("ld.global.L1::no_allocate.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -48,7 +48,7 @@ struct TokenGpu {
   static __device__ __forceinline__ void count_on(std::uint32_t* to, std::uint32_t count) { atomicAdd(to, count); }
 };
 
-// For a pass whose arrays a later pass reads again: its loads do not bypass L1.
+// For a pass whose float32 arrays a later pass reads again: their loads do not bypass L1.
 struct FirstPassGpu : TokenGpu {
   static __device__ __forceinline__ Vec4 load(const float* from) {
     Vec4 x;

@@ -7,7 +7,8 @@
 // kLinearSampleTopK has kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each keep the first
 // ranks of the same ranking.
 //
-// The call takes as many rows at a time as have their logits in the workspace: first their product, then their draw.
+// The call takes as many rows at a time as the workspace has room for their logits: first their product, then their
+// draw. A fused kernel of few rows stores no logits.
 // The workspace and its size decide how much is computed at once, never a bit.
 // The call enqueues on `stream`; it neither allocates nor synchronises. It runs where linear and sample run.
 #pragma once
