@@ -1,4 +1,4 @@
-// Tests whether arrays can be read and written 16 bytes at a time.
+// Tests whether arrays can be read and written 16 bytes at a time, and by TMA.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,13 @@ inline bool rows_begin_at_16_bytes(const void* base, const RowLayout& rows, std:
   const auto aligned = [&](std::int64_t stride) { return stride * element_bytes % 16 == 0; };
   return at_16_bytes(base) && (std::min(num, rows.inner) <= 1 || aligned(rows.inner_stride)) &&
          (num <= rows.inner || aligned(rows.outer_stride));
+}
+
+// Whether TMA can read `num` rows as a matrix: they begin at multiples of 16 bytes and have one stride, which fits a
+// tensor map. Neither expanded rows nor a negative stride do.
+inline bool tma_reads_rows(const void* base, const RowLayout& rows, std::int64_t num, int element_bytes) {
+  const bool in_range = num <= 1 || (rows.inner_stride > 0 && rows.inner_stride < std::int64_t{1} << 38);
+  return rows.inner >= num && in_range && rows_begin_at_16_bytes(base, rows, num, element_bytes);
 }
 
 }  // namespace rlk::cuda

@@ -103,9 +103,7 @@ std::string GemmPlan::name() const {
 }
 
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction) {
-  const std::int64_t rows = operand.contraction_contiguous ? extent : contraction, stride = operand.rows.inner_stride;
-  const bool in_range = rows == 1 || (stride > 0 && stride < std::int64_t{1} << 38);
-  return rows_begin_at_16_bytes(operand.data, operand.rows, rows, 2) && in_range && is_one_stride(operand.rows, rows);
+  return tma_reads_rows(operand.data, operand.rows, operand.contraction_contiguous ? extent : contraction, 2);
 }
 
 bool gemm_sm90_loads_rows(const GemmParams& p) {

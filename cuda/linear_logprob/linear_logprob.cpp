@@ -35,7 +35,7 @@ struct LoraBytes {
 bool reads_lora(const Head& head, std::int64_t columns) {
   const RowLayout rows{std::max<std::int64_t>(columns, 1), 0, head.lora_b_stride};
   return head.lora_rank == 0 || (head.lora_rank % 8 == 0 && head.lora_rank < std::int64_t{1} << 30 &&
-                                 rows_begin_at_16_bytes(head.lora_b, rows, columns, 2));
+                                 tma_reads_rows(head.lora_b, rows, columns, 2));
 }
 
 // Workspace bytes of a call that takes `step` rows at a time.
@@ -72,9 +72,8 @@ bool fuses_linear_logprob(const LinearLogprobParams& p, int device) {
   const RowLayout weight_rows{std::max<std::int64_t>(p.num_columns, 1), 0, head.weight_stride};
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
          p.kept_offsets == nullptr && p.num_rows > 0 && head.in_features > 0 &&
-         p.num_columns < (std::int64_t{1} << 30) && head.hidden_rows.inner >= p.num_rows &&
-         rows_begin_at_16_bytes(head.hidden, head.hidden_rows, p.num_rows, 2) &&
-         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns) &&
+         p.num_columns < (std::int64_t{1} << 30) && tma_reads_rows(head.hidden, head.hidden_rows, p.num_rows, 2) &&
+         tma_reads_rows(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns) &&
          parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns).count > 0 &&
          fits_one_tree(head_columns(p));
 }
@@ -127,7 +126,7 @@ bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int
   return compute_capability(device) == 90 && (head.dtype == DType::kBFloat16 || head.dtype == DType::kFloat16) &&
          head.bias == nullptr && p.logit_scale == 1.0f && p.softcap == 0.0f && p.kept_offsets == nullptr &&
          head.in_features > 0 && head.in_features % 8 == 0 && p.num_columns < (std::int64_t{1} << 30) &&
-         rows_begin_at_16_bytes(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns);
+         tma_reads_rows(head.weight, weight_rows, p.num_columns, 2) && reads_lora(head, p.num_columns);
 }
 
 void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,

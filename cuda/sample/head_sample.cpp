@@ -19,9 +19,9 @@ bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, 
                               draw.raw_logprob == nullptr;
   return draws_from_all && compute_capability(device) == 90 &&
          (product.dtype == DType::kBFloat16 || product.dtype == DType::kFloat16) && product.num_rows > 0 &&
-         product.num_rows <= kMostFusedRows && product.in_features > 0 &&
-         rows_begin_at_16_bytes(product.x, product.x_rows, product.num_rows, 2) &&
-         rows_begin_at_16_bytes(product.weight, weight_rows, product.out_features, 2);
+         product.num_rows <= kMostFusedRows && product.in_features > 0 && product.in_features < std::int64_t{1} << 30 &&
+         tma_reads_rows(product.x, product.x_rows, product.num_rows, 2) &&
+         tma_reads_rows(product.weight, weight_rows, product.out_features, 2);
 }
 
 void fused_linear_sample(const LinearParams& product, const SampleParams& draw, int device, Stream stream) {

@@ -60,6 +60,22 @@ def test_has_the_bits_of_logprob_of_linear(
     assert not differing(tuple(rk.linear_logprob(hidden, weight, target, **o)), tuple(want))
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["hidden", "weight"])
+def test_expanded_rows_have_the_bytes_of_copies(which: int, device: str) -> None:
+    """Their stride is 0, which no tensor map describes."""
+    generator = torch.Generator().manual_seed(0)
+    arrays = [torch.randn(n, HIDDEN, generator=generator).to(device, torch.bfloat16) for n in (20, VOCAB)]
+    arrays[which] = arrays[which][:1].expand_as(arrays[which])
+    target = torch.arange(20, device=device)
+    got, want = [], []
+    for found, copy in ((got, False), (want, True)):
+        hidden, weight = ((x.contiguous() if copy else x).detach().requires_grad_() for x in arrays)
+        out = rk.linear_logprob(hidden, weight, target)
+        out.sum().backward()
+        found += [out.detach(), hidden.grad, weight.grad]
+    assert not differing(tuple(got), tuple(want))
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 def test_gradients_are_those_of_rounded_logit_gradients(head: tuple[Any, ...], options: str) -> None:
     hidden, weight, bias, target = head

@@ -125,6 +125,44 @@ def test_few_rows_that_nothing_cuts(exp: Any, logits_dtype: Any, device: str, rn
                     assert same(alone.logprob, want.logprob[i : i + 1])
 
 
+def apart(x: torch.Tensor, pitch: int, offset: int = 0) -> torch.Tensor:
+    """The same rows, further apart in memory."""
+    wide = torch.full((len(x), pitch), float("nan"), dtype=x.dtype, device=x.device)
+    wide[:, offset : offset + x.shape[1]] = x
+    return wide[:, offset : offset + x.shape[1]]
+
+
+# How hidden and weight lie. A GPU's kernel for few rows takes only rows that a tensor map describes, but every call has
+# the same bytes.
+LAYOUTS: dict[str, Any] = {
+    "rows of hidden expanded": lambda hidden, weight: (hidden[:1].expand(len(hidden), -1), weight),
+    "rows of weight expanded": lambda hidden, weight: (hidden, weight[:1].expand(len(weight), -1)),
+    "gaps": lambda hidden, weight: (apart(hidden, 64, 8), apart(weight, 56)),
+    "odd addresses": lambda hidden, weight: (apart(hidden, 43, 1), weight),
+    "odd addresses of weight": lambda hidden, weight: (hidden, apart(weight, 45, 3)),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_rows_in_any_layout_and_workspace(layout: str, device: str, rng: np.random.Generator) -> None:
+    hidden, weight = LAYOUTS[layout](*head(rng, 30, 40, 1500, torch.bfloat16, device))
+    given: dict[str, Any] = {n: x for n, x in mixed(rng, 30, device).items() if n in KEYS_AND_TEMPERATURE}
+    want = composed(hidden, weight, **given)
+    for size in (None, 7 * least(hidden, weight, **given)):
+        more = {} if size is None else {"workspace_bytes": size}
+        got = rk.linear_sample(hidden, weight, **given, **more)
+        assert not [n for n in ("ids", "logprob", "status") if not same(getattr(got, n), getattr(want, n))], size
+
+
+@pytest.mark.parametrize("vocab", [131_073, 151_936])
+def test_few_rows_of_more_leaves_than_one_step_draws_among(vocab: int, device: str, rng: np.random.Generator) -> None:
+    hidden, weight = head(rng, 3, 16, vocab, torch.bfloat16, device)
+    given: dict[str, Any] = {n: x for n, x in mixed(rng, 3, device).items() if n in KEYS_AND_TEMPERATURE}
+    for valid in (vocab, 5):  # 5 leave most parts without a column
+        got, want = (f(hidden, weight, valid_vocab=valid, **given) for f in (rk.linear_sample, composed))
+        assert not [n for n in ("ids", "logprob", "status") if not same(getattr(got, n), getattr(want, n))], valid
+
+
 def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     rng = np.random.default_rng([36, 1, number])
     rows, ins, vocab = (int(rng.choice(x)) for x in ((1, 2, 5, 130), (1, 16, 40, 200), (1, 7, 130, 1000, 2500)))
