@@ -248,8 +248,8 @@ def sample(
     )
     found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     edits: tuple[Any, ...] = NO_EDITS if found is None else found
-    *results, status = call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how)
-    return SampleResult(*results, status if wants_status else None)
+    result: SampleResult[Any] = SampleResult(*call(_SAMPLE, (logits, *keys, t, k, p, m, greedy, allowed, *edits), how))
+    return result if wants_status else result._replace(status=None)
 
 
 def _count(n_logprobs: Any, return_logprob: str) -> int:
