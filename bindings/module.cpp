@@ -3,7 +3,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "call.h"
 #include "cpu/isa.h"
@@ -40,7 +39,7 @@ NB_MODULE(_C, m) {
     throw nb::value_error(("isa: expected baseline, avx2 or avx512, got '" + name + "'").c_str());
   });
   m.def("note_plans", [](bool on) { rlk::plans_are_noted.store(on, std::memory_order_relaxed); });
-  m.def("take_plans", [] { return std::exchange(rlk::noted_plans(), {}); });
+  m.def("take_plans", &rlk::take_plans);
   m.def("set_cures", &rlk::bindings::set_cures);
   m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
   m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);

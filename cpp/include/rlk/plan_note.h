@@ -4,26 +4,39 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace rlk {
 
+using Plans = std::vector<std::string>;
+
 // Whether a trace is open.
 inline std::atomic<bool> plans_are_noted{false};
-// The plans that this thread has noted since it last cleared them, each once, in the order of first use.
-inline std::vector<std::string>& noted_plans() {
-  thread_local std::vector<std::string> plans;
+
+// The plans that this thread has noted since take_plans, each once, in the order of first use; null before the first.
+// A plain pointer, because the destructor of a thread-local object needs glibc 2.18. A thread that ends before it takes
+// its plans leaks them.
+inline Plans*& noted_plans() {
+  thread_local Plans* plans = nullptr;
   return plans;
+}
+
+inline Plans take_plans() {
+  const std::unique_ptr<Plans> plans(std::exchange(noted_plans(), nullptr));
+  return plans ? std::move(*plans) : Plans();
 }
 
 // Notes the plan that name() returns. Without a trace, the call is a load and a branch.
 template <class Name>
 void note_plan(Name name) {
   if (!plans_are_noted.load(std::memory_order_relaxed)) return;
-  std::vector<std::string>& plans = noted_plans();
+  Plans*& plans = noted_plans();
+  if (plans == nullptr) plans = new Plans;
   std::string plan = name();
-  if (std::find(plans.begin(), plans.end(), plan) == plans.end()) plans.push_back(std::move(plan));
+  if (std::find(plans->begin(), plans->end(), plan) == plans->end()) plans->push_back(std::move(plan));
 }
 
 }  // namespace rlk
