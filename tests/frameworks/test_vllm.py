@@ -343,7 +343,7 @@ def test_the_first_operator_that_differs_is_named() -> None:
 def test_two_contracts_are_not_aligned() -> None:
     side = {
         "rollout": [-1.0], "prefill": [-1.0], "trainer": [-1.0], "ranks": [2], "first_rank": [1],
-        "last_rank": [2], "tokens": [5], "redrawn": [5],
+        "last_rank": [2], "tokens": [5], "redrawn": [5], "best": [[0, 7, 1, -0.5]], "trainer_best": [[-0.5, 1, 1]],
     }  # fmt: skip
     base = {
         "sequences": [side], "tokens_per_second": 1.0, "device": "cpu", "runner": "V1", "preemptions": 0,
@@ -358,7 +358,10 @@ def test_two_contracts_are_not_aligned() -> None:
         return align.result_of("rk", base | {"rollout_trace": engine, "trainer_trace": trainer})
 
     assert result(traced("a", "linear"), traced("a", "linear")).aligned
-    for name, value in (("ranks", [3]), ("first_rank", [3]), ("redrawn", [6]), ("trainer", [-1.5])):
+    for name, value in (
+        ("ranks", [3]), ("first_rank", [3]), ("redrawn", [6]), ("trainer", [-1.5]), ("trainer_best", [[-0.6, 1, 1]]),
+        ("trainer_best", [[-0.5, 2, 2]]),
+    ):  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(side, name, value)
             assert not result(traced("a", "linear"), traced("a", "linear")).aligned
@@ -476,7 +479,9 @@ assert kept.any(), "the sampler writes into its logits"
 
 import vllm_rotary_cases
 import vllm_sampler_cases
+import vllm_weights_cases
 
+vllm_weights_cases.run()
 vllm_sampler_cases.run()
 vllm_rotary_cases.run()
 print("as expected")
@@ -521,11 +526,14 @@ def test_no_token_of_a_rollout_differs_and_stock_ones_do(runs: dict[str, Any], t
         assert ours.trainer.tokens == stock.trainer.tokens > 200
         assert ours.aligned, align.text([stock, *runs["rk"]])
         assert (ours.ranks, ours.redrawn, stock.redrawn) == (0, 0, None)
+        assert ours.best == {"tokens": 5 * ours.trainer.tokens, "differing": 0, "ranks": 0}
         assert ours.first_divergent is None
         assert ours.preemptions > 0
         assert ours.prefix_cache_hits > 0
         assert ours.features["chunked_prefill"]
         assert ours.features["prefix_caching"]
+        fewest, most = ours.features["requests_per_step"]
+        assert fewest == 1 < most
         assert ours.trainer.max_abs_dlogp == ours.prefill.max_abs_dlogp == 0.0
         assert set(ours.served["rollout"]["calls"]) == set(config.OPERATORS)
         assert set(ours.served["trainer"]["calls"]) == {*config.OPERATORS} - {"kv_cache_append"}

@@ -85,10 +85,11 @@ class Result:
     Attributes:
         runner: vLLM's model runner, V1 or V2.
         ranks: number of tokens whose rank differs in the trainer's logits.
+        best: the most probable tokens: ``tokens``, and how many are ``differing`` in log-probability or in ``ranks``.
         tokens_per_second: of the rollout; on a GPU the median of ``rates``, after a rollout that is not timed.
         rates: tokens per second of every timed rollout.
         features: the engine's settings: asynchronous scheduling, chunked prefill, tokens and sequences per step, prefix
-            caching, CUDA graphs.
+            caching, CUDA graphs; and the fewest and the most requests in a step of the rollout.
         redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
             seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
         preemptions: number of sequences that the rollout preempted and computed again.
@@ -113,6 +114,7 @@ class Result:
     device: str
     runner: str
     ranks: int
+    best: dict[str, int]
     redrawn: int | None
     preemptions: int
     launches: float | None
@@ -131,8 +133,9 @@ class Result:
 
     @property
     def aligned(self) -> bool:
-        numbers = (self.prefill.differing, self.trainer.differing, self.ranks, self.redrawn)
-        return numbers == (0, 0, 0, 0) and self.same_contract is True
+        of_tokens = (self.prefill.differing, self.trainer.differing, self.ranks, self.redrawn)
+        of_best = (self.best["differing"], self.best["ranks"])
+        return (of_tokens, of_best) == ((0, 0, 0, 0), (0, 0)) and self.same_contract is True
 
 
 def serves(setting: str) -> bool:
@@ -158,6 +161,16 @@ def _apart(these: list[int], those: list[int]) -> int:
     return sum(a != b for a, b in zip(these, those, strict=True))
 
 
+def _best(sequences: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Compares the rollout's most probable tokens with the trainer's log-probabilities and ranks of them."""
+    pairs = [pair for s in sequences for pair in zip(s["best"], s["trainer_best"], strict=True)]
+    return {
+        "tokens": len(pairs),
+        "differing": sum(logprob != trainer for (*_, logprob), (trainer, _, _) in pairs),
+        "ranks": sum(not first <= rank <= last for (_, _, rank, _), (_, first, last) in pairs),
+    }
+
+
 def _outside(ranks: list[int], first: list[int], last: list[int]) -> int:
     return sum(not low <= rank <= high for rank, low, high in zip(ranks, first, last, strict=True))
 
@@ -174,6 +187,7 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
         device=answer["device"],
         runner=answer["runner"],
         ranks=sum(_outside(s["ranks"], s["first_rank"], s["last_rank"]) for s in answer["sequences"]),
+        best=_best(answer["sequences"]),
         redrawn=None
         if answer["replayed"] is None
         else answer["replayed"] + sum(_apart(s["tokens"], s["redrawn"]) for s in answer["sequences"]),
@@ -323,9 +337,9 @@ def _run(part: str, file: Path, setting: str, processes: int = 1, *, shown: bool
 
 HEAD = (
     "setting", "runner", "trainer", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|",
-    "against trainer: differing", "max |dlogp|", "mean |dlogp|", "KL k3", "other rank", "drawn otherwise",
-    "tok/s", "launches/step", "kernels/step", "preemptions", "cached tokens", "same contract",
-    "first divergent",
+    "against trainer: differing", "max |dlogp|", "mean |dlogp|", "KL k3", "other rank",
+    "most probable: differing", "other rank", "drawn otherwise", "tok/s", "launches/step", "kernels/step",
+    "preemptions", "cached tokens", "same contract", "first divergent",
 )  # fmt: skip
 
 
@@ -336,7 +350,8 @@ def rows(results: Sequence[Result]) -> list[list[Any]]:
             r.setting, r.runner, r.trained_by, r.trainer.tokens,
             r.prefill.differing, r.prefill.max_abs_dlogp, r.prefill.mean_abs_dlogp,
             r.trainer.differing, r.trainer.max_abs_dlogp, r.trainer.mean_abs_dlogp, r.trainer.kl_k3,
-            r.ranks, *("-" if x is None else x for x in (r.redrawn, r.tokens_per_second, r.launches, r.kernels)),
+            r.ranks, r.best["differing"], r.best["ranks"],
+            *("-" if x is None else x for x in (r.redrawn, r.tokens_per_second, r.launches, r.kernels)),
             r.preemptions, r.prefix_cache_hits, said[r.same_contract], place_of(r.first_divergent),
         ]
         for r in results

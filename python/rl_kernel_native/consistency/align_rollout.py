@@ -7,6 +7,7 @@ of the engine's own prefill of the same tokens.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import statistics
@@ -73,6 +74,17 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
         # The engine preempts sequences for which no page is free, and computes them again.
         options |= {"block_size": PAGE, "num_gpu_blocks_override": pages_for * -(-length // PAGE) + 1}
     return LLM(**options | more)
+
+
+def most_probable(scored: Iterable[dict[int, Any]], count: int) -> list[tuple[int, int, int, float]]:
+    """Position, id, rank and log-probability of the ``count`` most probable tokens of each position, as the engine
+    gives them."""
+    return [
+        (position, token, x.rank, x.logprob)
+        for position, of in enumerate(scored)
+        for token, x in of.items()
+        if x.rank <= count
+    ]
 
 
 def launched(events: Iterable[Any]) -> tuple[int, int]:
@@ -153,6 +165,24 @@ def features(engine: Any) -> dict[str, Any]:
         "prefix_caching": bool(c.cache_config.enable_prefix_caching),
         "cudagraph_mode": getattr(c.compilation_config.cudagraph_mode, "name", None),
     }
+
+
+@contextlib.contextmanager
+def requests_per_step(engine: Any) -> Iterator[list[int]]:
+    """The number of requests in each step that the engine schedules within it."""
+    scheduler = engine.llm_engine.engine_core.engine_core.scheduler
+    own, sizes = scheduler.schedule, []
+
+    def schedule(*args: Any, **options: Any) -> Any:
+        output = own(*args, **options)
+        sizes.append(len(output.num_scheduled_tokens))
+        return output
+
+    scheduler.schedule = schedule
+    try:
+        yield sizes
+    finally:
+        del scheduler.schedule
 
 
 def counted(engine: Any) -> dict[str, Any]:
@@ -255,9 +285,10 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         with turns.alone():
             forget()
             before = counted(engine)
-            start = time.perf_counter()
-            outputs = rollout()
-            rates.append(sum(counts) / (time.perf_counter() - start))
+            with requests_per_step(engine) as sizes:
+                start = time.perf_counter()
+                outputs = rollout()
+                rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
     turns.measured()
     short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
@@ -277,6 +308,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 "tokens": tokens,
                 "rollout": [x.logprob for x in given],
                 "ranks": [x.rank for x in given],
+                "best": most_probable(completion.logprobs, request["logprobs"]),
                 "seed": getattr(completion, "rlk_seed", None),  # set by the plugin
             }
         )
@@ -301,7 +333,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         "replayed": replayed,
         "tokens_per_second": statistics.median(rates),
         "rates": rates,
-        "features": features(engine),
+        "features": features(engine) | {"requests_per_step": [min(filter(None, sizes)), max(sizes)]},
         "runner": "V2" if engine.llm_engine.vllm_config.use_v2_model_runner else "V1",
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "preemptions": after["vllm:num_preemptions"] - before["vllm:num_preemptions"],

@@ -106,6 +106,34 @@ def packs(sequences: list[list[int]]) -> Iterator[list[list[int]]]:
     yield found
 
 
+def logprobs_of(logits: Any, ids: Any, served: bool) -> Any:
+    import torch
+
+    import rl_kernel_native as rk
+
+    if served:
+        return rk.logprob(logits, ids)
+    return torch.log_softmax(logits.float(), -1).gather(1, ids[:, None])[:, 0]
+
+
+def ranks_of(logits: Any, ids: Any) -> tuple[list[int], list[int]]:
+    """The first and the last valid rank of each token. A token with the same logit as others has several: vLLM's own,
+    or its place among the first few."""
+    own = logits.gather(1, ids[:, None])
+    return ((logits > own).sum(1) + 1).tolist(), (logits >= own).sum(1).tolist()
+
+
+def best_of(logits: Any, best: list[list[Any]], served: bool) -> list[tuple[float, int, int]]:
+    """Log-probability, first and last rank of each of the engine's most probable tokens."""
+    import torch
+
+    if not best:
+        return []
+    positions, ids = (torch.tensor([row[i] for row in best], device=logits.device) for i in (0, 1))
+    rows = logits[positions]
+    return list(zip(logprobs_of(rows, ids, served).tolist(), *ranks_of(rows, ids), strict=True))
+
+
 def answer(request: dict[str, Any]) -> None:
     import torch
 
@@ -125,17 +153,10 @@ def answer(request: dict[str, Any]) -> None:
         for sequence, whole, row in zip(request["sequences"], every, score(every), strict=True):
             count = len(sequence["tokens"])
             logits, targets = row[:-1], torch.tensor(whole[1:], device=device)
-            if served:
-                logprob = rk.logprob(logits, targets)
-            else:
-                logprob = torch.log_softmax(logits.float(), -1).gather(1, targets[:, None])[:, 0]
-            sequence["trainer"] = logprob[-count:].tolist()
-            of_tokens, tokens = logits[-count:], targets[-count:]
-            # A token with the same logit as others has several valid ranks: vLLM's own, or its place among the first
-            # few.
-            own = of_tokens.gather(1, tokens[:, None])
-            sequence["first_rank"] = ((of_tokens > own).sum(1) + 1).tolist()
-            sequence["last_rank"] = (of_tokens >= own).sum(1).tolist()
+            sequence["trainer"] = logprobs_of(logits, targets, served)[-count:].tolist()
+            of_tokens = logits[-count:]
+            sequence["first_rank"], sequence["last_rank"] = ranks_of(of_tokens, targets[-count:])
+            sequence["trainer_best"] = best_of(of_tokens, sequence["best"], served)
             if served:
                 drawn = rk.sample(
                     of_tokens, seed=sequence["seed"], sample_id=0, position=torch.arange(count, device=device)
