@@ -15,6 +15,19 @@ constexpr int kLead = 3;  // stages
 // Named barriers. Warpgroup i has number 1 + i (store_boxes). Numbers 3 and 4 serve two warpgroups that take turns.
 constexpr int kTurnBarrier = 3;
 
+// A tile of one multiplying warpgroup. Both operands have contiguous contractions, and a stage is one box of each.
+// kOwnBytes: shared memory that a kernel takes beside the stages and their barriers.
+template <int kM, int kN, int kOwnBytes = 0>
+struct OneWarpgroupTile {
+  static constexpr int kBM = kM, kBN = kN;
+  static constexpr bool kAMnMajor = false, kBMnMajor = false, kTakesTurns = false;
+  static constexpr int kBoxes = 1, kStageK = kBoxK, kWarpgroups = 1;
+  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
+  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
+  static constexpr int kStageBytes = kBoxBytes;
+  static constexpr int kFixedBytes = 1024 + kOwnBytes + 2 * kMaxStages * 8;
+};
+
 // A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the
 // extent (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
 //

@@ -12,19 +12,9 @@
 
 namespace rlk::cuda {
 
-struct SmallMTile {
-  static constexpr int kBM = kSmallM, kBN = kHeadTileColumns;
-  static constexpr bool kAMnMajor = false, kBMnMajor = false;
-  static constexpr int kBoxes = 1, kStageK = kBoxK;
-  static constexpr int kWarpgroups = 1;
-  static constexpr bool kTakesTurns = false;
-  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
-  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
-  static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kNodeLevels = 3;  // levels of pairs of tiles in a strip
-  static constexpr int kNodeBytes = kNodeLevels * kBM * 16;
-  static constexpr int kFixedBytes = 1024 + kNodeBytes + 2 * kMaxStages * 8;
-};
+constexpr int kStripLevels = 3;  // levels of pairs of tiles in a strip
+constexpr int kStripNodeBytes = kStripLevels * kSmallM * 16;
+using SmallMTile = OneWarpgroupTile<kSmallM, kHeadTileColumns, kStripNodeBytes>;
 
 // The destination of the node of a row's tiles, and its level. A node moves up a level while it is the second of a
 // pair, or while there is no second.
@@ -43,7 +33,7 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char shared[];  // [stages][x, weight][nodes][barriers]
   const std::uint32_t base = (shared_address(shared) + 1023) & ~1023u;
   auto* const kept = reinterpret_cast<float4*>(shared + (base - shared_address(shared)) + g.stages * Tile::kStageBytes);
-  const std::uint32_t full = base + g.stages * Tile::kStageBytes + Tile::kNodeBytes, empty = full + kMaxStages * 8;
+  const std::uint32_t full = base + g.stages * Tile::kStageBytes + kStripNodeBytes, empty = full + kMaxStages * 8;
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32, warpgroup = warp / 4;
 
   if (threadIdx.x < g.stages) {
@@ -103,8 +93,8 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
       level = 0;
       return;
     }
-    while (level < Tile::kNodeLevels && left.ends && !(left.tile >> level & 1)) ++level;
-    if (level < Tile::kNodeLevels) {
+    while (level < kStripLevels && left.ends && !(left.tile >> level & 1)) ++level;
+    if (level < kStripLevels) {
       float4* const at = kept + level * Tile::kBM + in_block;
       if (left.tile >> level & 1) {
         SoftmaxStats other[2];

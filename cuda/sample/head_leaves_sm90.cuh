@@ -16,16 +16,7 @@
 
 namespace rlk::cuda {
 
-struct LeafTile {
-  static constexpr int kBM = kMostFusedRows, kBN = kLeafColumns;
-  static constexpr bool kAMnMajor = false, kBMnMajor = false;
-  static constexpr int kBoxes = 1, kStageK = kBoxK;
-  static constexpr int kWarpgroups = 1;
-  static constexpr bool kTakesTurns = false;
-  static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
-  static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
-  static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kFixedBytes = 1024 + 2 * kMaxStages * 8;
+struct LeafTile : OneWarpgroupTile<kMostFusedRows, kLeafColumns> {
   // The stages leave memory for blocks of the next launch, which begin beside this kernel.
   static constexpr int kStages = 8;
 };
