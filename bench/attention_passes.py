@@ -3,8 +3,9 @@ partials, and an engine's steps on pages. It prints the tables of cuda/attention
 
     python bench/attention_passes.py [--only training|widths|values|partials|steps]
 
-Each call follows a rest; works alternate; numbers are medians. R is torch's bf16 product of 8192 x 8192 x 8192 in the
-same run. cuDNN and FlashAttention-2 are the kernels that torch's SDPA brings. A pass that SDPA refuses has no number.
+Each call follows a rest; the compared calls alternate; numbers are medians. R is torch's bf16 product of 8192 x 8192 x
+8192 in the same run. cuDNN and FlashAttention-2 are the kernels that torch's SDPA brings. A pass that SDPA refuses has
+no number.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def peers(lengths: list[int], columns: int, values: int) -> dict[str, Call]:
-    """Works of each library that serves the shape. SDPA takes sequences of one length."""
+    """Calls of each library that serves the shape. SDPA takes sequences of one length."""
     if len(set(lengths)) > 1:
         return {}
     batch, tokens = len(lengths), lengths[0]
@@ -127,7 +128,7 @@ def peers(lengths: list[int], columns: int, values: int) -> dict[str, Call]:
 
 
 def passes(name: str, lengths: list[int], columns: int, values: int, more: dict[str, Call] | None = None) -> None:
-    """Prints each work's time, and its rate over R. A backward has 2.5 times the products of a forward."""
+    """Prints each call's time, and its rate over R. A backward has 2.5 times the products of a forward."""
     torch.manual_seed(1)
     works = {"R": product(), **(more if more is not None else ours(lengths, columns, values))}
     times = in_turn_us({**works, **peers(lengths, columns, values)}, 1, rest=REST)
@@ -168,7 +169,7 @@ def partials(batch: int, keys: int, queries: int) -> None:
 
 
 def step(parts: list[tuple[int, int, int]]) -> Call:
-    """A call of sequences whose keys lie in pages in random order. Those with the fewest queries come first."""
+    """A call of sequences whose keys lie in pages in random order. Sequences with the fewest queries come first."""
     torch.manual_seed(1)
     lengths = [(queries, keys) for n, queries, keys in sorted(parts, key=lambda part: part[1]) for _ in range(n)]
     pages = [keys // PAGE for _, keys in lengths]
@@ -183,7 +184,7 @@ def step(parts: list[tuple[int, int, int]]) -> Call:
 
 
 def steps(parts: list[tuple[int, int, int]]) -> None:
-    """An engine's step in one call, and each kind of its sequences in a call apart. CUDA graphs of four calls."""
+    """An engine's step in one call, and each kind of its sequences in a separate call. CUDA graphs of four calls."""
     names = [f"{n} x {queries} of {keys}" for n, queries, keys in parts]
     works = {" + ".join(names): step(parts)}
     if len(parts) > 1:

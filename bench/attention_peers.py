@@ -42,7 +42,7 @@ Call = Callable[[], object]
 
 
 def in_turn_us(works: dict[str, Call], calls: int, rest: float = 0.0) -> dict[str, float]:
-    """Median microseconds of a call, for works that alternate."""
+    """Median microseconds of a call, for calls that alternate."""
     times: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(ROUNDS + 1):
         for name, work in works.items():

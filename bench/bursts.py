@@ -31,7 +31,7 @@ REPLAYS = 8
 REPLAY_BYTES = 8e9  # bytes per replay of a graph, about
 COPY_BYTES = 1 << 30
 
-Call = Callable[[int], Any]  # takes the number of the call: it rotates buffers with it
+Call = Callable[[int], Any]  # takes the number of the call: the number rotates buffers
 
 
 def replay_of(call: Call, calls: int) -> Callable[[], None]:
@@ -59,7 +59,7 @@ def burst_ms(replay: Callable[[], None]) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes per second. Not in a graph, whose copies take a slower path."""
+    """Bytes per second. Measures outside a graph, whose copies take a slower path."""
     a, b = (torch.zeros(COPY_BYTES, device="cuda", dtype=torch.uint8) for _ in range(2))
 
     def copies() -> None:

@@ -44,7 +44,7 @@ def main(rows: int = 8192, in_features: int = 4096, vocab: int = 128256, device:
         head = Head(hidden.detach().requires_grad_(), weight.detach().requires_grad_(), target)
         try:
             logprob = forward(head)
-        except ValueError as error:  # a peer's, of a shape that it does not take
+        except ValueError as error:  # a peer's error for a shape that it does not take
             absent.append(f"{name}: {error}")
             continue
         if logprob.ndim == 0:  # a sum, which has no gradients of tokens

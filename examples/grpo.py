@@ -312,7 +312,7 @@ def ratios(ops: str, trained: Any, tokenizer: PreTrainedTokenizerFast) -> torch.
     The rollout decodes all answers in one batch against a cache; the training forward sees whole answers, eight at a
     time. The weights are the same, so an objective with an importance ratio assumes a ratio of 1.
     """
-    model = Qwen3ForCausalLM(trained.config)  # a new one: Accelerate wrapped the forward of what was trained
+    model = Qwen3ForCausalLM(trained.config)  # a new one: Accelerate wrapped the trained model's forward
     model.load_state_dict(trained.state_dict())
     model = model.to(trained.device, torch.bfloat16).eval()
     if ops == "rk":

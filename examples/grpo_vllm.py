@@ -118,7 +118,7 @@ def make_trainer(folder: str, steps: int, seed: int) -> Any:
 
 
 def train(ops: str, steps: int, seed: int) -> list[dict[str, float]]:
-    """The logs of each step of a training; one a process, since the plugin of vLLM stays."""
+    """The logs of each step of a training; one training per process, since the plugin of vLLM stays."""
     if not torch.cuda.is_available():
         from rl_kernel_native.integrations.vllm import cpu
 

@@ -26,8 +26,8 @@ The commands, in this order; each is useful only if those before it succeed:
     align_gpu.py OUT small --settings rk --trainers fsdp2          # on two GPUs
     align_gpu.py OUT whole --rates --default-batch --dummy         # rates and kernels alone, with vLLM's own batches
 
-RLK_ALIGN_LOCK=FILE lets several commands run at once on one GPU. The measured rollouts then take turns. The starts of
-the engines, which are most of the time, do not.
+RLK_ALIGN_LOCK=FILE lets several commands run at once on one GPU. The measured rollouts then take turns. The engines'
+starts, which take most of the time, do not take turns.
 
 Settings rk and rk-v1 must not differ at any token from prefill and trainer. No token is drawn differently, and every
 ratio is 1. stock and canonical-blas do differ. rk generates at least 0.98 times as many tokens per second as stock.

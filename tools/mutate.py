@@ -10,13 +10,13 @@
     python tools/mutate.py --save        # writes the verdicts of this machine into tools/mutants.json
 
 Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
-picks. A change of one file therefore leaves the faults of all others. The first seed draws the faults that the record
-has decided before others, since hashes of paths change where a file moves. The work happens in a copy of the tree,
-``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in Python needs no
-build. A fault that does not compile is drawn again. So is a fault that neither changes the object code nor fails a C++
-test of its header: either the compiler shows it equivalent, or it lies in device code. A test that does not end counts
-as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason;
-these count neither way.
+picks. A change of one file therefore leaves the faults of all other files unchanged. The first seed draws the faults
+that the record has decided before others, since hashes of paths change where a file moves. The work happens in a copy
+of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in
+Python needs no build. A fault that does not compile is drawn again. So is a fault that neither changes the object code
+nor fails a C++ test of its header: either the compiler shows it equivalent, or it lies in device code. A test that does
+not end counts as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing observable, with
+the reason; these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.
@@ -230,7 +230,7 @@ class Copy:
 
     way = "alone"
     done: Container[str] = ()  # files of tests that passed with the present fault, and how they were run
-    note: Callable[[str], None] = staticmethod(lambda run: None)  # told of each further one
+    note: Callable[[str], None] = staticmethod(lambda run: None)  # told of each further file
 
     def __init__(self, jobs: int, of: str = "") -> None:
         self.root, self.jobs = ROOT / "build" / f"mutate{of}", jobs
@@ -371,8 +371,8 @@ class Copy:
 
     @contextlib.contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
-        """The file keeps its time stamp and the objects compiled from it are put aside. So the build compiles these
-        alone, and nothing when they are back."""
+        """The file keeps its time stamp and the objects compiled from it are put aside. So the build compiles only
+        these objects, and nothing once they are back."""
         path = self.root / fault.path
         whole, stamp = path.read_text(), path.stat()
 
@@ -442,7 +442,7 @@ def planted_line(fault: Fault) -> str:
 
 def key_of(fault: Fault) -> tuple[str, str]:
     """The record and the table of equivalents know a fault by its file and its line with the fault. A call or condition
-    that is gone leaves no line of its own, so what it was stands for it."""
+    that is gone leaves no line of its own, so the original text stands for it."""
     source = (ROOT / fault.path).read_text()
     gone = source[fault.begin : fault.end].splitlines()[0]
     if fault.kind in ("call", "branch"):
@@ -516,7 +516,7 @@ def judged(
     faults: list[Fault], record: Record, copy: Copy | None, again: bool, switches: Switched | None = None
 ) -> Iterator[tuple[Fault, str | None]]:
     """Each fault, and those drawn in place of others, with who notices it. Without a copy: None for what the record
-    does not have. What survives behind a switch is planted alone."""
+    does not have. A fault that survives behind a switch is planted alone."""
     used = {fault.name for fault in faults}
     left = faults[::-1]
     while left:

@@ -1,7 +1,8 @@
 """Faults of C++ behind switches: one build holds them all, and RLK_MUTANT=3 in the environment plants fault 3.
 
 A fault becomes ``(RLK_IS_MUTANT(3) ? (a <= b) : (a < b))``, with both forms of the longest expression around it that
-can stand in parentheses. What the compiler evaluates keeps its value, so a fault that only constants see survives.
+can stand in parentheses. Expressions that the compiler evaluates keep their value, so a fault that only constants see
+survives.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def in_parallel(works: Iterable[Callable[[int], None]], workers: int) -> None:
-    """Runs each work in a fork of this process, at most `workers` at once. A work is told the number of its worker,
-    which no other has meanwhile. Works are taken when a worker is free, so the iterable may prepare later ones."""
+    """Runs each job in a fork of this process, at most `workers` at once. Each job gets its worker's number, which no
+    other running job has. Jobs are taken when a worker is free, so the iterable may prepare later ones."""
     free, running = list(range(workers)), dict[int, int]()
 
     def end_one() -> None:

@@ -23,8 +23,8 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
 
 
 def is_choice(value: object, choices: Collection[Any]) -> bool:
-    """Whether the value is one of these texts, or is None where they have None. Only texts are compared, since an array
-    compared with a text gives an array or an error."""
+    """Whether the value is one of these texts, or is None and None is one of the choices. Only texts are compared,
+    since an array compared with a text gives an array or an error."""
     return (value is None or isinstance(value, str)) and value in choices
 
 

@@ -36,7 +36,7 @@ def _require_addable(of: Any, d: Any, needs: Sequence[bool], main_grad: Any) -> 
 
 
 def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequence[Any]) -> Sequence[Any]:
-    """The tensors that a backward reads. ``ctx`` gets what it reads beside them."""
+    """The tensors that a backward reads. ``ctx`` gets everything else that a backward reads."""
     of: Any = op.gradient
     kept: Sequence[Any] = of.kept(arrays, found)
     ctx.state = op, how, None if of.as_kept else kept[0].dtype, [Like.of(arrays[i]) for i in of.likes]
@@ -171,7 +171,7 @@ def register_composed(op: Operator, of: Composed, derived: Any) -> None:
             return tuple(along) if len(along) > 1 else along[0]
 
     def composed(ctx: Any) -> Any:
-        """The composed function, and the operands where its derivatives are taken."""
+        """The composed function, and the operands at which its derivatives are taken."""
         assert of.composed is not None
         function, how, (*saved,) = of.composed, ctx.how, ctx.saved_tensors
         operands, constants = saved[: len(places)], saved[len(places) :]

@@ -122,7 +122,7 @@ class Bound:
     Attributes:
         of: function of facts, given by keyword, that returns the bound. It uses only arithmetic, so it accepts and
             returns arrays.
-        text: the same in a line, in Python's notation and with :data:`SHORTHAND`.
+        text: the bound as a line of text, in Python's notation and with :data:`SHORTHAND`.
         why: where it comes from.
     """
 

@@ -1,4 +1,4 @@
-"""What to do about a refused argument. The extension and the checks say what is wrong; only errors come here."""
+"""What to do about a refused argument. The extension and the checks say what is wrong; only errors call this module."""
 
 from __future__ import annotations
 

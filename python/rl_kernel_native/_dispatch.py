@@ -49,7 +49,7 @@ def dtype_code(dtype: Any, name: str) -> int:
 _torch_at_import = sys.modules.get("torch")
 
 
-SAME = -1  # in place of a dtype's number: that of another operand
+SAME = -1  # in place of a dtype's number: the dtype of another operand
 
 
 def code_or_same(dtype: Any, name: str) -> int:
@@ -67,8 +67,8 @@ def _is_torch_loaded() -> bool:
 
 
 # Sets the attribute that torch.compiler.assume_constant_result sets, without importing torch. Otherwise a trace of the
-# line above would wrap every module of the process. It would fail on lazy modules that import more when they are
-# inspected, such as those of execnet and apipkg.
+# line above would wrap every module of the process. Such a trace would fail on lazy modules that import more when they
+# are inspected, such as those of execnet and apipkg.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -90,7 +90,7 @@ def is_tensor(array: Any) -> bool:
 
 def is_compiling() -> bool:
     """Whether torch.compile or torch.export is tracing this code. A trace looks through Python's caches and warns about
-    them."""
+    these caches."""
     torch = torch_module()
     return torch is not None and bool(torch.compiler.is_compiling())
 
@@ -128,7 +128,7 @@ def count_write(array: Any) -> None:
         torch.autograd.graph.increment_version(array)
 
 
-_NUMPY_1 = np.__version__.startswith("1.")  # its capsules do not say that an array is read-only
+_NUMPY_1 = np.__version__.startswith("1.")  # capsules of NumPy 1 do not say that an array is read-only
 
 
 def is_array(x: Any) -> bool:
@@ -219,7 +219,7 @@ class Frame:
         if self._kind == "cupy":
             with self._on_device():
                 return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-        return 0  # the legacy default stream: JAX and others order their exports before it
+        return 0  # the legacy default stream: JAX and others order their exports before its work
 
     def _on_device(self) -> Any:
         """CuPy's current device decides where it allocates and which stream is current."""
@@ -328,7 +328,7 @@ def _numpy_capsule(array: np.ndarray) -> Any:
 def _plain_capsule(array: np.ndarray) -> Any:
     try:
         return array.__dlpack__(max_version=(1, 3))
-    except TypeError:  # NumPy 1: it has no versioned capsules
+    except TypeError:  # NumPy 1: NumPy 1 has no versioned capsules
         pass
     if not array.flags.writeable:  # NumPy does not export read-only arrays
         array = np.asarray(_Writable(array))

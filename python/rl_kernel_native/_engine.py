@@ -70,8 +70,8 @@ def _register(op: Operator) -> None:
     in_context = [(i, resolvers[option]) for i, option in op.in_context]
 
     def when_run(arrays: Any, how: Any) -> Any:
-        """The options, with the numbers of exp and unit that a trace could not read from the context. A backward has
-        the numbers of its forward. A compiled forward on a CPU uses the portable exponential."""
+        """The options, with the numbers of exp and unit that a trace could not read from the context. A backward uses
+        the numbers that its forward used. A compiled forward on a CPU uses the portable exponential."""
         found = list(how)
         for i, resolve in in_context:
             kind = device_type(arrays[op.leads], op.arrays[op.leads].name)
@@ -124,7 +124,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     of = op.gradient
     if op.has_float32:
         arrays = _of_float32(op, arrays)
-    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: not direct
+    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: no direct call
     if op.in_context:
         how = _numbers(op, arrays, how, wanted)
     if wanted == 0:

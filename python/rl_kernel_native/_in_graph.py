@@ -2,7 +2,7 @@
 run time.
 
 Dynamo traces a Function's forward as if no transform surrounded it. Under torch.func.grad inside of a compiled function
-its gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
+the Function's gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of the arguments of rk.jax while JAX traces a call, when shapes, dtypes and Python values are known.
 
 Each check calls the operator itself on an array without rows, so that its messages are the operator's own. The number
-of rows is compared here. Later, an error would be an INTERNAL one of JAX, with the traceback of its callback.
+of rows is compared here. A later error would be an INTERNAL error of JAX, with the traceback of its callback.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _one_row(of: Kind) -> np.ndarray:
 
 
 def _of_rows(name: str, of: Kind, rows: Kind, of_rows: str) -> np.ndarray:
-    """An array for no rows, after its shape is compared with that of the rows."""
+    """An array without rows, made after the array's shape was compared with that of the rows."""
     if of[0] != rows[0][:-1]:
         wanted = f"{list(rows[0][:-1])} ({of_rows} without the last dimension)"
         raise ValueError(f"{name}: expected shape {wanted}, got {list(of[0])}")

@@ -16,7 +16,7 @@ from ._torch import Eager, apply_function, gradient, is_direct_gradient, is_grad
 
 class Kept(Eager):
     """Eager autograd. The first backward returns the gradients that forward kept, scaled in place where needed. A later
-    one, over a retained graph, computes them again."""
+    backward, over a retained graph, computes them again."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:

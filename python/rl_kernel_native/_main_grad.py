@@ -12,8 +12,8 @@ from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
-    """Refuses a main_grad that a forward cannot accept. ``operands`` are its other arguments, which backward may read
-    after it has written main_grad. The extension refuses a weight that is not a tensor."""
+    """Refuses a main_grad that a forward cannot accept. ``operands`` are the forward's other arguments, which backward
+    may read after it has written main_grad. The extension refuses a weight that is not a tensor."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():

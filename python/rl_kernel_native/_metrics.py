@@ -9,7 +9,7 @@ import numpy as np
 
 
 class DenominatorStatus(enum.IntFlag):
-    """Status of a loss by its denominator on the device; without a bit, the loss is valid."""
+    """Status of a loss whose denominator is on the device; without a bit, the loss is valid."""
 
     ZERO = 1  # nothing to divide by: loss and gradients are 0
     NOT_A_DIVISOR = 2  # negative, infinite or NaN: the loss is NaN
@@ -46,7 +46,7 @@ class MetricVector:
 
     @property
     def denominator_status(self) -> Any:
-        """Bits of :class:`DenominatorStatus`, one int32 on the device; of metrics that have a denominator."""
+        """Bits of :class:`DenominatorStatus`, one int32 on the device; for metrics that have a denominator."""
         return DenominatorStatus.of(self.denominator)
 
     def asdict(self) -> dict[str, float]:

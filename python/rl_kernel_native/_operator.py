@@ -40,7 +40,7 @@ class Array:
 
     @staticmethod
     def of(given: Array | str) -> Array:
-        """The array of a name; a name that ends with ? is that of an optional one."""
+        """The array with this name; a name that ends with ? marks an optional array."""
         return given if isinstance(given, Array) else Array(given.rstrip("?"), given.endswith("?"))
 
     def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
@@ -119,19 +119,19 @@ class Composed:
         tangents: a function that returns the tangents of the first outputs. Its arguments are a function that calls
             operators, tangents and arrays of ``of``, and the options. None: use ``composed``.
         asked: a function of arrays and options that tells whether outputs after the first are asked for. If not,
-            autograd sees the first alone.
-        accumulates: position of the array whose gradient is added to a ``main_grad``. That is the last of the options;
-            a schema does not have it.
+            autograd sees the first output alone.
+        accumulates: position of the array whose gradient is added to a ``main_grad``. The
+            array ``main_grad`` is the last option, and no schema has it.
         beside: position of an array whose gradient is cheap, and computed whenever that of ``accumulates`` is.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: one call for each element.
-        constants: words that refuse a gradient of another array; "" takes those of every operator. With None, other
-            arrays are results of a forward, whose derivatives come through ``of``.
+        constants: text of the error for a gradient of another array; "" selects the text of every operator. With None,
+            other arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         likes: positions of arrays whose :class:`Like` a backward reads in front of what was kept.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
         loss: what :func:`kept` says.
-        no_tangent: words that refuse a tangent of another array; "" takes those of every operator.
+        no_tangent: text of the error for a tangent of another array; "" selects the text of every operator.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
         as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
             gradients unchanged. Otherwise, incoming gradients are cast to the dtype of the first kept array.
@@ -230,7 +230,7 @@ class Operator:
     """One operator. Arrays and options always stand in the order of its description.
 
     Attributes:
-        arrays: operands. A description may give the names of those about which there is no more to say.
+        arrays: operands. A description may give just the names of arrays that need no further description.
         options: the options in the schema's form.
         outputs: a function of arrays and options that returns each output's shape, or None for an output that is not
             asked for. If left out, every output has the shape of the leading array.
@@ -241,7 +241,7 @@ class Operator:
         gradient: None for an operator without gradients, which treats its inputs as detached.
         schema_options: a function that converts options to the schema's form, for operators whose ``native`` accepts
             other forms too. If it is None, :class:`Declared` checks options by the types that ``options`` declares.
-        follows: whether it has the numbers of its forward for the options ``exp`` and ``unit``.
+        follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the array whose device and framework the others must have.
         sharded: end of the error for a DTensor, which names the call to use instead.

@@ -1,4 +1,4 @@
-"""Batches that are split over the ranks of a process group. They are gathered in rank order, so a statistic has the
+"""Batches that are split over the ranks of a process group. Shares are gathered in rank order, so a statistic has the
 bits of one rank with the whole batch. A rank's share may be empty."""
 
 from __future__ import annotations

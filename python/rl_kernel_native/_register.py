@@ -28,7 +28,7 @@ class _Unknown(float):
 
 UNKNOWN = _Unknown(1.0)
 
-_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; no entry for an operator without
+_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; no entry if it has none
 
 
 def define(schema: str) -> None:

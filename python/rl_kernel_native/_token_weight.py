@@ -12,7 +12,7 @@ from . import _check, _cures, _dispatch
 def checked(token_weight: Any, like: Any, name: str) -> Any:
     """Checks a constant with the shape, framework and device of ``like``; errors call it ``name``."""
     if not _dispatch.is_array(like):
-        return token_weight  # its own check comes first
+        return token_weight  # the error about `like` comes first
     if _dispatch.is_tensor(like) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
         raise TypeError(
             f"token_weight: expected an array of the framework of {name}, got {type(token_weight).__name__}"

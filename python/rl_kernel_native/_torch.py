@@ -32,7 +32,8 @@ _GPU = "rocm" if torch.version.hip else "cuda"
 
 def is_direct(*tensors: Any) -> bool:
     """Whether a call may skip the dispatcher: nothing traces or transforms it, and memory holds the tensors' numbers.
-    The extension decides it, because a call costs as much as its checks, and refuses values that are not tensors."""
+    The extension decides this, because a call costs as much as its checks, and the extension refuses values that are
+    not tensors."""
     return not is_read_by_dynamo() and _C.wanted_gradients(tensors) >= 0
 
 

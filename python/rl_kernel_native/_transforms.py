@@ -1,4 +1,4 @@
-"""Rules of torch.func that operators share: batches, and derivatives of what torch's own operators compose.
+"""Rules of torch.func that operators share: batches, and derivatives that are composed of torch's own operators.
 
 Descriptions import them without loading torch."""
 
@@ -25,8 +25,8 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
 
 
 def rows(*places: int, alone: Callable[[Any], bool] = lambda inputs: False) -> Any:
-    """A batch rule: in the arrays at ``places`` the batch becomes one more dimension of rows. Each element is called
-    alone where another input has a batch, or where ``alone`` of the inputs holds."""
+    """A batch rule: in the arrays at ``places`` the batch becomes one more dimension of rows. Each element is
+    called alone if another input has a batch, or if ``alone(inputs)`` is true."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if alone(inputs) or any(type(d) is int and i not in places for i, d in enumerate(dims)):

@@ -61,8 +61,8 @@ def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
 
 
 def missing_module(error: BaseException) -> str | None:
-    """The module that an import did not find. Lazy packages, such as transformers, raise an error without its name from
-    the error that has it."""
+    """The module that an import did not find. Lazy packages, such as transformers, raise an error without the module's
+    name, from an error with the name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:

@@ -149,7 +149,7 @@ STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582
 STOCK_KL_K3 = 4.07e-5
 STOCK_CLIP_FRACTION = 0.0
-# Allowed error of a chain of this library's operators there.
+# Allowed error of a chain of this library's operators on that model and text.
 MAX_DLOGP = 2 * STOCK_MAX_DLOGP
 MEAN_DLOGP = 2 * STOCK_MEAN_DLOGP
 KL_K3 = 2 * STOCK_KL_K3

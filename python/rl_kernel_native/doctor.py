@@ -232,7 +232,7 @@ print(time.perf_counter() - began)
 
 def compiled_ahead(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
     """Makes the driver compile all kernels into its cache, if this build has PTX for a GPU and no machine code. A
-    process loads all of them at its start. ``again_s`` is the time that the next process needs for that."""
+    process loads all kernels at its start. ``again_s`` is the time that the next process needs for that."""
     row: dict[str, Any] = {"device": device.name, "first_s": None, "again_s": None, "error": None}
     chosen, row["why"] = _choose(device, _native.architectures() if architectures is None else architectures)
     if chosen is None or _PTX not in row["why"]:

@@ -211,7 +211,7 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )  # fmt: skip
 
 
-# Options of GRPOConfig. Those that its trainer copies are set on the trainer.
+# Options of GRPOConfig. Settings that TRL's trainer copies are set on the trainer.
 CASES: dict[str, dict[str, Any]] = {
     **{kind: {"loss_type": kind} for kind in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo")},
     "cispo, epsilon_high": {"loss_type": "cispo", "epsilon_high": 1.1},

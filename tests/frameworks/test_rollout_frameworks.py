@@ -51,7 +51,8 @@ def test_weights_are_verls_own(helper: Any, level: str, threshold: str, normaliz
     assert not beyond("importance_weights", "weights", got.weights, want, terms=COLUMNS)
 
 
-# verl's names for importance_weights' metrics. For tokens verl takes extremes after the bounds, for sequences before.
+# verl's names for importance_weights' metrics. For tokens, verl takes extremes after the bounds are applied; for
+# sequences, before.
 IS_METRICS = {
     "rollout_is_mean": "weight_mean", "rollout_is_std": "weight_std", "rollout_is_eff_sample_size": "ess",
     "rollout_is_ratio_fraction_high": "fraction_high", "rollout_is_ratio_fraction_low": "fraction_low",

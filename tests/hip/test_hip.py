@@ -208,7 +208,7 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
 @pytest.mark.parametrize("number", range(6))
 def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random trees and a deep chain of short segments with dead ends, both widths of tiles, every option; values as
-    wide as keys, and narrower ones. Machine code takes minutes for many segments, so it has fewer."""
+    wide as keys, and narrower ones. Machine code takes minutes for many segments, and so gets fewer segments."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     rng = np.random.default_rng(number)
     how = {"dtype": attention_cases.DTYPES[number % 3], "head_dim": (24, 192)[number % 2]}

@@ -145,7 +145,7 @@ def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as
     device: str, exp: str, rng: np.random.Generator
 ) -> None:
     """The groups have three sequences, one, and none. A prompt ends inside a page, or beyond a split. One rollout is
-    shorter than its prompt, since it is a chunk of it."""
+    shorter than its prompt, since it is a chunk of that prompt."""
     for head_dim in (32, 136):
         s = Sequences(rng, [(2, 60), (1, 45), (5, 40), (3, 1300), (1, 30)], (4, 2), head_dim, "bfloat16", device)
         for b in (1, 2):
@@ -173,7 +173,7 @@ def without_prefix(sequences: int, groups: int, device: str) -> tuple[Any, ...]:
 
 
 def test_a_prefix_table_without_columns_changes_nothing(device: str, exp: str, rng: np.random.Generator) -> None:
-    """One query a sequence makes splits; 20 make tiles."""
+    """One query per sequence runs the kernel of splits; 20 queries run the kernel of tiles."""
     for queries in (1, 20):
         s = Sequences(rng, [(queries, n) for n in (60, 45, 1300, 33)], (4, 2), 32, "bfloat16", device)
         call = s._paged(())
@@ -245,7 +245,7 @@ def test_hardware_on_the_cpu_is_another_mode_and_portable_the_default(rng: np.ra
 def test_as_an_sm_90_products_are_the_matrix_units_in_every_form(
     dtype: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Either exponential, and every path of a call; float32 keeps its chains."""
+    """Covers both exponentials and every path of a call; float32 keeps its chains."""
     s = Sequences(rng, LENGTHS, (4, 2), 40, dtype)
     chains = alone(s, exp="portable")
     with rk.arithmetic("sm_90"):
@@ -393,8 +393,8 @@ MIXED = [(1, 700), (300, 1300), (0, 30), (1, 2100), (16, 1040), (17, 500), (1, 5
 def test_a_mixed_batch_of_prefill_and_decode_has_the_bytes_of_calls_apart(
     dtype: str, options: dict[str, Any], device: str, exp: str
 ) -> None:
-    """Pages, queries in use that end early, tokens of no sequence, and sinks. On a GPU kernels of their own serve
-    sequences with few queries beside those with many."""
+    """Pages, queries in use that end early, tokens of no sequence, and sinks. On a GPU, separate kernels serve the
+    sequences with few queries and those with many."""
     torch.manual_seed(2)
     kind, page, heads, kv_heads, d = getattr(torch, dtype), 16, 8, 2, 64
     lengths = MIXED if device == "cuda" else [(min(n, 40), min(m, 200)) for n, m in MIXED]

@@ -219,7 +219,7 @@ CASES: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no tensor": ({"k": None}, TypeError, r"k: expected "),
     "list of numbers": ({"seqused_k": [3, 4]}, TypeError, r"seqused_k: expected "),
 }
-# Bad numbers in lists. They raise on the CPU, which reads them.
+# Bad numbers in lists. These values raise on the CPU, which reads them.
 VALUES: dict[str, tuple[dict[str, Any], str]] = {
     "offsets that begin late": ({"q": PACKED_Q, "cu_seqlens_q": ints(1, 5, 10)}, r"cu_seqlens_q: .* got 1 at index 0"),
     "offsets that descend": (

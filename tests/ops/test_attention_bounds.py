@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not hasattr(rk, "attention"), reason="this build has no attention")
 
 # Each shape: tokens, query heads, key heads, head_dim, deviation of q and k, softcap. There are odd sizes, groups,
-# blocks of 128 keys, several blocks, scores that leave one key or all, and caps that bind. A cap of 2 is the least that
-# the bounds cover.
+# blocks of 128 keys, several blocks, scores that give weight to one key or to all, and caps that bind. A cap of 2 is
+# the least that the bounds cover.
 SHAPES = [
     (37, 3, 1, 24, 1.0, None), (300, 4, 2, 64, 1.0, None), (300, 2, 2, 64, 4.0, None), (64, 2, 1, 128, 0.01, None),
     (700, 1, 1, 64, 2.0, None), (300, 2, 1, 64, 4.0, 2.0), (150, 2, 2, 256, 4.0, 50.0),

@@ -70,7 +70,7 @@ def results_of_ranks(s: Sequences, form: str, owners: list[list[int]], **options
 def test_ranks_that_own_splits_have_the_bytes_of_one(
     queries: int, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Sequences of eleven splits, of two and of a single key, of which most ranks hold nothing."""
+    """Sequences have eleven splits, two splits, or a single key, of which most ranks hold nothing."""
     s = Sequences(rng, [(queries, LONG), (queries, 1500), (1, 1)], (4, 2), 16, "bfloat16", device)
     sinks = SINKS.to(device)
     (q, k, v, _), lists = s.call("cache")
@@ -252,7 +252,8 @@ def test_sinks_of_the_reference_are_those_of_attention(rng: np.random.Generator)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_approximate_merge_is_near_one_call(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """A part is off by its rounding, half an ulp of values below 2. So is the mean of parts, plus its own rounding."""
+    """A part is off by its rounding, half an ulp of values below 2. The mean of parts is off by as much, plus its own
+    rounding."""
     s = Sequences(rng, [(9, 3000)], (4, 2), 16, dtype, device)
     q, k, v = (x[0][None] for x in (s.q, s.k, s.v))
     cuts = [(0, 700), (700, 701), (701, 3000)]

@@ -154,7 +154,7 @@ def assert_close(got: Any, want: Any, terms: int = 1) -> None:
 
 
 def test_second_derivatives_and_tangents(rng: np.random.Generator) -> None:
-    """float32, where those of padded values are near; derivatives are composed in float64."""
+    """In float32, where results for padded values are near; derivatives are composed in float64."""
     q, k, v = (
         torch.from_numpy(rng.standard_normal((2, n, h, d), dtype=np.float32))
         for n, h, d in ((5, 4, 16), (6, 2, 16), (6, 2, 8))

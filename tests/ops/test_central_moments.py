@@ -1,5 +1,5 @@
 """Variances, covariances and correlations in metrics keep their digits: they take two passes with scaled values, and a
-constant gives exactly 0. One table covers the operators that report one, compared with float64."""
+constant gives exactly 0. One table covers the operators that report such a moment, compared with float64."""
 
 from __future__ import annotations
 

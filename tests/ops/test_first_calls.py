@@ -47,7 +47,7 @@ def test_every_operator_is_called_with_every_dtype_and_those_of_training_backwar
 
 @pytest.mark.parametrize("call", ["rk.kl(x, x, estimator='k1')", "rk.linear(x, x)"])
 def test_the_first_call_of_a_process_may_be_a_traced_one(call: str) -> None:
-    """It registers the operators, which is no part of the graph."""
+    """The call registers the operators, and the graph does not contain this."""
     code = (
         "import rl_kernel_native as rk, torch\n"
         "x = torch.ones(2, 2)\n"

@@ -62,7 +62,7 @@ def test_has_the_bits_of_logprob_of_linear(
 
 @pytest.mark.parametrize("which", [0, 1], ids=["hidden", "weight"])
 def test_expanded_rows_have_the_bytes_of_copies(which: int, device: str) -> None:
-    """Their stride is 0, which no tensor map describes."""
+    """Expanded rows have stride 0, which no tensor map describes."""
     generator = torch.Generator().manual_seed(0)
     arrays = [torch.randn(n, HIDDEN, generator=generator).to(device, torch.bfloat16) for n in (20, VOCAB)]
     arrays[which] = arrays[which][:1].expand_as(arrays[which])

@@ -247,7 +247,7 @@ def test_dh_segments_give_each_part_of_the_vocabulary_its_own_sums(rank: int, de
     assert not differing(got[3], dlora_a.to(h.hidden.dtype))
     assert not differing((*got[1:3], got[4]), (*one[1:3], one[4]))
     assert device != "cpu" or (differing(got[0], one[0]) and differing(got[3], one[3])), "float32 shows the parts"
-    # Fewer requested gradients have the same bits.
+    # A request for fewer gradients gives the same bits.
     a = of_lora.a.clone().requires_grad_()
     found = called(h, of_lora, [*h[:3], a, of_lora.b], return_lse=True, return_entropy=True, dh_segments=8)
     (found.logprob + 0.1 * found.lse - 0.2 * found.entropy).sum().backward()

@@ -163,7 +163,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
                 ):
                     with pytest.raises(ValueError, match=text):
                         rk.linear_logprob(*shard[:2], h.target, **{**how, **changed})
-                # All ranks refuse a vocabulary of which one rank has nothing, and no rank waits.
+                # All ranks refuse a vocabulary in which one rank has no columns, and no rank waits.
                 start, stop = (min(8 * (i * 8 // size // 8), 8) for i in (rank, rank + 1))
                 tiny = {"process_group": group, "vocab_start": start, "vocab_size": 8}
                 with pytest.raises(ValueError, match=f"process_group: expected columns for each of {size} ranks"):

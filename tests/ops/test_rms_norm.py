@@ -63,8 +63,8 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "olmo2"])
 def test_the_roundings_are_those_of_model_families(family: str, rng: np.random.Generator) -> None:
-    """The formulas are written as transformers writes them. Their reciprocal root may have other bits. Then a value
-    rarely rounds to the neighbour."""
+    """The formulas are written as transformers writes them. Their reciprocal root may have other bits. A value then
+    rounds to its neighbour in rare cases."""
     o = operands(rng, (64,), 1024)
     wide = o.x.float()
     xhat = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)

@@ -225,7 +225,7 @@ def test_shards_come_in_any_order_and_each_once(device: str, rng: np.random.Gene
         assert merged(x, [], one, **how).status.tolist() == [0, 0, 0, bad, 0]
 
 
-# One value of a call each, beside another value of it.
+# For each argument of a call, one value and another value.
 OTHER_VALUES: dict[str, tuple[Any, Any]] = {
     "seed": (7, 8), "seed's high half": (7, 7 + (1 << 32)), "the seed's sign": (7, 7 - (1 << 63)),
     "sample_id": (5, 6), "sample_id's high half": (5, 5 + (1 << 40)), "position": (3, 4), "stream": (2, 3),

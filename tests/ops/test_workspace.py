@@ -11,7 +11,8 @@ from call_cases import CALLS, OPERATORS
 
 pytest.importorskip("torch")
 
-# Operators whose CPU backend takes workspace, and the array for whose rows. Other backends allocate by themselves.
+# Operators whose CPU backend takes workspace, and the array that gives the number of rows. Other backends allocate by
+# themselves.
 TAKES = {"attention_backward": "q", "linear_sample": "hidden"}
 
 

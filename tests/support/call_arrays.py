@@ -1,4 +1,4 @@
-"""Valid calls of an operator such that each of its arrays is an argument of one, and which one that is."""
+"""Finds, for each array argument of an operator, a valid call that uses it."""
 
 from __future__ import annotations
 

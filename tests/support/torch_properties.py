@@ -84,7 +84,7 @@ def assert_work_follows_its_producer(final: Any, results: Callable[[Any], Any]) 
 
 
 def assert_the_arguments_device_is_used(o: Any, results: Callable[[Any], Any]) -> None:
-    """Asserts this for either current device."""
+    """Asserts, for either current device, that the arguments' device is used."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     with torch.cuda.device(0):
@@ -95,7 +95,7 @@ def assert_the_arguments_device_is_used(o: Any, results: Callable[[Any], Any]) -
 
 @contextlib.contextmanager
 def no_synchronisation() -> Iterator[None]:
-    """Inside it, an operation that makes the host wait for a GPU is an error."""
+    """Inside the context, an operation that makes the host wait for a GPU is an error."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:

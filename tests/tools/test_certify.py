@@ -181,7 +181,7 @@ def test_every_instruction_set_has_the_recorded_digests(native_settings: None) -
 
 @pytest.mark.gpu
 def test_a_gpu_is_invariant_and_has_the_digests_of_the_cpu() -> None:
-    """Row operators have the CPU's bits. Products and the hardware's exponential have those of
+    """Row operators have the CPU's bits. Products and the hardware's exponential have the digests of
     `rk.arithmetic("sm_90")`."""
     found = certify("cuda")
     assert found.invariant, found.first_failure

@@ -468,8 +468,8 @@ def of_linear_sample() -> str:
     return "; ".join(found)
 
 
-# How the tests of each operator compare with float64. A new operator's tests/support/<op>_cases.py says its own as
-# contract_failures, of a generator of numbers.
+# How the tests of each operator compare with float64. A new operator's tests/support/<op>_cases.py defines its own
+# comparison as contract_failures, which takes a generator of numbers.
 CHECKS: dict[str, Callable[[], str]] = {
     "attention": of_attention,
     "covariance_mask": of_covariance_mask,

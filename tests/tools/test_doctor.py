@@ -38,8 +38,8 @@ def test_json_is_one_object_and_the_status_says_healthy():
     assert report["healthy"] is True
     assert {"versions", "gpus", "built_architectures", "operators", "cublas", "self_tests"} <= set(report)
     on_cpu = [(t["operator"], t["passed"]) for t in report["self_tests"] if t["device"] == "cpu"]
-    # Exact operators have one check. linear also has one of the models of other hardware, linear_logprob one of LoRA,
-    # sample one of process_logits and one of shards.
+    # Exact operators have one check. linear also checks the models of other hardware, linear_logprob checks LoRA, and
+    # sample checks process_logits and shards.
     one = (
         "covariance_mask", "importance_weights", "kl", "kv_cache_append", "mismatch_metrics", "pack", "policy_loss",
         "preference_loss", "random_bits", "scatter_rewards", "shift_labels_packed", "value_loss",

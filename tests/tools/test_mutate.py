@@ -357,7 +357,7 @@ def test_code_of_gpus_is_judged_by_the_cpp_tests_that_read_it(
 def test_a_build_sees_the_objects_of_the_planted_file_alone(
     tool: Any, copy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object of an instruction set that the CPU lacks stays, and what a fault compiled goes."""
+    """An object for an instruction set that the CPU lacks stays; an object that a fault compiled is removed."""
     (fault,) = tool.drawn("kernels", 1, 1, "cpu/rope_simd.cpp")
     whole = (tool.ROOT / fault.path).read_text()
     path, built = copy.root / fault.path, copy.root / "build" / "cpu"

@@ -191,7 +191,7 @@ def test_only_files_that_git_knows_get_into_a_wheel(tool: Any, tmp_path: Path, m
     assert (tmp_path / "b" / "python" / "known.py").read_text() == "x = 2\n"
 
 
-# What g++ 10 lacks, which compiles the wheels for old systems. Builtins are asked for first.
+# What g++ 10 lacks, which compiles the wheels for old systems. Sources test for a builtin before they use it.
 BUILTINS = r"__builtin_(?:shufflevector|bit_cast)"
 LATER_THAN_GCC_10 = rf"{BUILTINS}|std::(?:bit_cast|source_location|format|to_underlying)\b|using enum"
 

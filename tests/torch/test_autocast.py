@@ -1,4 +1,5 @@
-"""torch.autocast: matrix products cast their operands as torch's own do; everything else computes as without it."""
+"""torch.autocast: matrix products cast their operands as torch's own do; everything else computes as without
+autocast."""
 
 from __future__ import annotations
 

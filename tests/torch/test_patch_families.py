@@ -202,7 +202,7 @@ def test_a_softcap_is_served_as_the_module_has_it() -> None:
 
 
 def test_a_softcap_that_the_attention_function_leaves_out_stays_torchs() -> None:
-    """sdpa has no softcap: transformers up to 5.23 ignores it, and later versions raise."""
+    """sdpa has no softcap: transformers up to 5.23 ignores the softcap, and later versions raise."""
     model = family("Gemma2", torch.float32, attn_implementation="eager")
     model.config._attn_implementation = "sdpa"
     counts = rk.patch_model(model)

@@ -221,7 +221,7 @@ def test_a_copy_is_a_patched_model_of_its_own(model: Any) -> None:
 
 
 def test_a_module_that_a_served_class_makes_is_of_the_class_under_it(tmp_path: Path) -> None:
-    """It has another configuration and other weights, and nothing of it was proved."""
+    """Such a module has another configuration and other weights, and nothing about it was proved."""
     body = tiny("Qwen3", torch.float32).model
     rk.patch_model(body)
     body.save_pretrained(tmp_path)

@@ -89,7 +89,7 @@ def test_generation_takes_a_static_cache(model: Any) -> None:
 
 @pytest.mark.parametrize("name", CACHE_NAMES)
 def test_attention_reads_a_cache_by_either_name(model: Any, name: str) -> None:
-    """transformers renamed it; a cache under an unknown name would not be read."""
+    """transformers renamed the cache argument; a cache under an unknown name would not be read."""
     rk.patch_model(model)
     want = logits_of(model, IDS)[:, 13:]
     body, cache = model.model, transformers.DynamicCache(config=model.config)
@@ -135,7 +135,7 @@ LONG_IDS = torch.arange(2 * 300).view(2, 300) % 101
 
 def windowed() -> Any:
     """A patched model with a layer of each kind. In float32, with scores of some tens whose maximum grows between
-    blocks, it would show if blocks began elsewhere."""
+    blocks, another start of the blocks would show."""
     model = tiny("Qwen3", torch.float32, **WINDOWED)
     assert model.config.layer_types == ["full_attention", "sliding_attention"]
     with torch.no_grad():

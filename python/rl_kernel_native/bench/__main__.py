@@ -35,8 +35,8 @@ def _seconds(text: str) -> float:
 
 
 def _device(torch: Any, name: str) -> str:
-    """The device to measure on; auto is the GPU if torch and this build can use it. A ValueError gives the reason if
-    not."""
+    """The device to measure on; auto is the GPU if torch and this build can use it. Otherwise a ValueError gives the
+    reason."""
     if name == "auto":
         return "cuda" if _native.architectures("sm_") and torch.cuda.is_available() else "cpu"
     try:

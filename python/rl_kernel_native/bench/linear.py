@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The passes of a peer but the last, which is torch's autograd over its forward."""
+    """The passes of a peer except the last one, which is torch's autograd over the peer's forward."""
 
     name: str
     forward: Callable[[Tensor, Tensor], Tensor]

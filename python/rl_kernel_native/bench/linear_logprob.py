@@ -67,7 +67,7 @@ def _cut() -> list[tuple[str, Forward]]:
 
 
 def _quack() -> list[tuple[str, Forward]]:
-    """Losses of tokens with the logits kept; and their sum, whose gradients its forward makes."""
+    """Losses of tokens with the logits kept, and their sum, whose forward also computes the gradients."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy, linear_cross_entropy_func
 
     def tokens(head: Head) -> Tensor:

@@ -32,8 +32,8 @@ def _shape(hidden: int, inner: int, layers: int, heads: tuple[int, int], width: 
     }  # fmt: skip
 
 
-# By family: (the name of its published model, its shape, further settings of its configuration). What follows a hyphen
-# names another shape of a family.
+# By family: (the name of its published model, its shape, further settings of its configuration). A suffix after a
+# hyphen names another shape of a family.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen3": ("Qwen3 1.7B", _shape(2048, 6144, 28, (16, 8), 128, 151936), {"tie_word_embeddings": True}),
     "Qwen3-8B": ("Qwen3 8B", _shape(4096, 12288, 36, (32, 8), 128, 151936), {"tie_word_embeddings": False}),

@@ -45,7 +45,7 @@ def _value_loss(o: Operands, x: Tensor) -> Tensor:
 
 
 def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
-    """TRL's, with what it logs, as its own source has it."""
+    """TRL's value loss, with the metrics that TRL logs, as TRL's own source has it."""
     clipped = torch.clamp(x, o.second - 0.2, o.second + 0.2)
     plain, other = torch.square(x - o.third), torch.square(clipped - o.third)
     size = o.mask.sum()

@@ -72,7 +72,7 @@ def _rotations_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Rotations and their gradients against float64, against themselves in other batches, and on a GPU against the
+    """Compares rotations and their gradients with float64, with themselves in other batches, and on a GPU with the
     CPU."""
     arrays = Arrays(torch, device)
 

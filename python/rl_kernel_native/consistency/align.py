@@ -41,8 +41,8 @@ class Request:
 
     Attributes:
         logprobs: the most probable tokens per position, beside a token's own.
-        pages_for: the longest sequences that the engine's cache holds at once. More at once force preemption. 0 leaves
-            the cache to ``gpu_memory``, and means 2 on a CPU.
+        pages_for: the longest sequences that the engine's cache holds at once. More sequences at once force preemption.
+            0 leaves the cache to ``gpu_memory``, and means 2 on a CPU.
         cache_gib: GiB of the engine's cache on a GPU; 0 leaves it to ``gpu_memory``, with a profile of vLLM's memory.
         logprobs_mode: the engine's: ``"raw_logprobs"`` or ``"processed_logprobs"``, equal numbers at temperature 1.
         default_batch: whether the engine keeps vLLM's own limits of tokens and sequences per step on a GPU. Otherwise a
@@ -283,8 +283,8 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
 
 def rates(request: Request, setting: str) -> dict[str, Any]:
     """Tokens per second of timed rollouts, launches and kernels of a step, and calls and seconds of each kernel in one
-    rollout, on a GPU and without a comparison. With ``default_batch`` both for the engine's own limit of tokens per
-    step and for chunked prefill."""
+    rollout, on a GPU and without a comparison. With ``default_batch``, rates both for the engine's own limit of tokens
+    per step and for chunked prefill."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
         file.write_text(json.dumps({**asdict(request), "setting": setting, "rates_only": RATES}))

@@ -51,15 +51,15 @@ def first(value: Any) -> Any:
 
 
 def keep(kept: Kept, name: str, value: Any) -> None:
-    """A copy as ``[tokens, columns]``: what follows may write in place."""
+    """A copy as ``[tokens, columns]``: later code may write in place."""
     tensor = first(value)
     columns = tensor.shape[-1] * (tensor.shape[-2] if name.endswith(("q_norm", "k_norm")) else 1)
     kept.setdefault(name, []).append(tensor.detach().clone().reshape(-1, columns).cpu())
 
 
 def watch(model: Any, kept: Kept, results: dict[str, str], inputs: dict[str, str]) -> list[Any]:
-    """Keeps what modules return, or get, by the names that the dictionaries give for the modules' own. Returns the
-    hooks, which the caller removes."""
+    """Keeps the outputs, or inputs, of modules, under the names that the dictionaries give for the modules' own.
+    Returns the hooks, which the caller removes."""
     hooks = []
     for own, module in model.named_modules():
         if own in results:

@@ -198,7 +198,7 @@ def rates_of(
     tokens: int,
 ) -> dict[str, Any]:
     """Rates of timed rollouts, and the seconds of each kernel in one more, for every limit of tokens per step: the
-    engine's own, and with ``default_batch`` also that of chunked prefill. What is measured runs in turns.
+    engine's own, and with ``default_batch`` also that of chunked prefill. Measured cases run in turns.
 
     Args:
         rollout: generates ``tokens`` tokens.
@@ -264,7 +264,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return engine.generate([{"prompt_token_ids": ids} for ids in token_ids], how, use_tqdm=False)
 
     def forget() -> None:
-        """Empties the prefix cache. A step that was scheduled ahead may hold pages until the next one."""
+        """Empties the prefix cache. A step that was scheduled ahead may hold pages until the next step."""
         for _ in range(2):
             if engine.reset_prefix_cache():
                 return
@@ -291,7 +291,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
     turns.measured()
-    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are the rollout's alone
+    short = [sampling(16)] * len(prompts[:8])  # after the counts, which cover the rollout alone
     counts_of_step: dict[str, Any] = {"launches": None, "kernels": None, "kernel_names": {}}
     if on_gpu:
         profile, steps = profiled_steps(engine, lambda: generate(prompts[:8], short))

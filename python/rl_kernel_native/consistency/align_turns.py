@@ -1,10 +1,11 @@
 """Turns of runs of `rlk align` that share a GPU. They start together, measure in turns while the others wait, and go on
 together.
 
-The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without it, a process
-is alone. Whoever computes holds a shared lock of the file, and whoever measures the exclusive one. Whoever has yet to
-measure also holds a shared lock of a second file, FILE.before, and adds a byte to it where it first waits for its turn:
-a script that holds a shared lock of FILE can wait for all of them, and then let them begin.
+The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without this variable,
+a process takes no turns. A process that computes holds a shared lock of the file, and a process that measures holds the
+exclusive lock. Whoever has yet to measure also holds a shared lock of a second file, FILE.before, and adds a byte to it
+where it first waits for its turn: a script that holds a shared lock of FILE can wait for all of them, and then let them
+begin.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "RLK_ALIGN_LOCK"
-PAUSE = 0.1  # seconds in which a process that waits takes its turn; the lock itself prefers the one that just had it
+PAUSE = 0.1  # seconds in which a waiting process takes the lock, which otherwise goes to its last holder again
 
 _file: Any = None
 _before: Any = None
@@ -28,7 +29,7 @@ _waited = False
 
 
 def beside_others(*, measures: bool) -> None:
-    """From now on no other process measures. Waits for one that does.
+    """From now on no other process measures. Waits for a process that measures now.
 
     Args:
         measures: whether this process will measure, and then call :func:`measured`.
@@ -46,7 +47,7 @@ def beside_others(*, measures: bool) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Within it, every other process waits. Afterwards it is another one's turn."""
+    """Inside the context, every other process waits. Afterwards another process takes its turn."""
     global _waited
     if _file is None:
         yield
@@ -65,7 +66,7 @@ def alone() -> Iterator[None]:
 
 
 def measured() -> None:
-    """Waits until every process has measured: what this one does next would delay the others."""
+    """Waits until every process has measured: what this process does next would delay the others."""
     if _before is not None:
         fcntl.flock(_file, fcntl.LOCK_UN)
         fcntl.flock(_before, fcntl.LOCK_EX)

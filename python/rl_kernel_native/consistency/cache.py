@@ -59,17 +59,18 @@ class SlotCache:
         return columns[None, :] <= self._positions[:, None]
 
     def get_query_offset(self, layer_idx: int) -> int:
-        """Asked by transformers for masks, which are made here."""
+        """transformers asks for this offset to make masks, but masks are made here."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """(keys, offset): asked by transformers for masks, which are made here."""
+        """(keys, offset): transformers asks for these sizes to make masks, but masks are made here."""
         return self._length, 0
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores key and value [B, num_kv_heads, T, head_dim]; returns those of each row so far, L in place of T."""
+        """Stores key and value [B, num_kv_heads, T, head_dim]; returns all keys and values of each row so far, with L
+        in place of T."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._prefill:
             slot = self._slots[0]

@@ -3,8 +3,8 @@
 Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row is computed alone and
 in batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over
 shards, again and again. A token sum is computed in other layouts, with padding after it and in chunks. To check a
-certificate, run it elsewhere. The content is the same everywhere, and contract.py says which digests must be equal to
-those of which machines.
+certificate, run it elsewhere. The content is the same everywhere, and contract.py says on which machines the digests
+must be equal.
 """
 
 from __future__ import annotations

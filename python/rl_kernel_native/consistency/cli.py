@@ -105,7 +105,7 @@ def _statuses() -> Iterator[None]:
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILURE) from None
-    except SystemExit:  # rich's, for the same reason; its status means drift here
+    except SystemExit:  # rich exits for the same reason; its status would mean drift here
         raise typer.Exit(EXIT_FAILURE) from None
     except Exception:
         traceback.print_exc()
@@ -259,7 +259,7 @@ def compare(
 
 
 def _names_of(ops: str, one_alone: object) -> list[str]:
-    """The operators of each comparison, by --ops; only one can be run beside other options or a record."""
+    """The operators of each comparison, by --ops; only one comparison can run with other options or a record."""
     from .settings import OPERATOR_SETS
 
     if ops in OPERATOR_SETS:

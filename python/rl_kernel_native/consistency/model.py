@@ -209,8 +209,8 @@ def load_model(
 def in_memory(
     model: Any, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Iterator[LoadedModel]:
-    """LoadedModel for a caller's model, in evaluation mode while the context is open. A twin without the patch stands
-    for a patched model, and a copy for one of another dtype or on another device.
+    """LoadedModel for a caller's model, in evaluation mode while the context is open. A twin without the patch replaces
+    a patched model; a copy replaces a model of another dtype or on another device.
 
     Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
     """
@@ -267,7 +267,7 @@ def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
     holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
     try:
         for module in holding:
-            if not any(child in holding for child in module.children()):  # the module that was patched, not one over it
+            if not any(child in holding for child in module.children()):  # the patched module itself, not its parents
                 patch.unpatch(module)
     except ValueError as error:
         raise BadInput(f"{name}: it is patched, and its patch cannot be taken off: {error}") from error

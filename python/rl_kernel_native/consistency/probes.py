@@ -123,13 +123,13 @@ class Recorder:
         self._rows, self._columns, self._key_columns = index.unbind(1)
 
     def add(self, name: str, kind: str, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Records values [B, T, ...] of one operator for the current batch. Returns those that the model continues
-        with."""
+        """Records values [B, T, ...] of one operator for the current batch. Returns the values with which the model
+        continues."""
         return self._take(name, kind, values, self._keys, self._rows, self._columns)
 
     def add_keys(self, name: str, kind: str, value: torch.Tensor) -> torch.Tensor:
-        """Records value [B, L, ...], indexed by column among the attention keys. Returns what the model continues
-        with."""
+        """Records value [B, L, ...], indexed by column among the attention keys. Returns the values with which the
+        model continues."""
         return self._take(name, kind, (value,), self._keys, self._rows, self._key_columns)[0]
 
     def add_tokens(

@@ -43,7 +43,7 @@ def tokenizer_of(directory: Path) -> Encode:
         ) from error
 
     files = {*tokenizer.vocab_files_names.values(), *_VOCABULARIES}
-    if not any((directory / name).is_file() for name in files):  # transformers then makes one without a vocabulary
+    if not any((directory / name).is_file() for name in files):  # else transformers makes an empty tokenizer
         raise BadInput(
             f"prompts hold text but {directory} has no tokenizer (none of {', '.join(sorted(files))}); save one there "
             "by tokenizer.save_pretrained, or give prompt_ids"

@@ -192,10 +192,11 @@ def compare_recorded(
     """Scores the records' ids with one forward and compares.
 
     Args:
-        temperature: that of the recorded log-probabilities. If they differ much, others are tried.
+        temperature: that of the recorded log-probabilities. If the log-probabilities differ much, other temperatures
+            are tried.
 
-    Raises: BadInput for an option, a record longer than the model's context, or one whose log-probabilities are stamped
-        as of another kind than the trainer's.
+    Raises: BadInput for an option, a record longer than the model's context, or a record whose semantics differ from
+        the trainer's.
     """
     own = LogprobSemantics(logits_dtype=str(loaded.dtype).removeprefix("torch."), temperature=temperature)
     for index, record in enumerate(records):

@@ -1,7 +1,8 @@
 """Connects this library's operators to models and frameworks of other projects. It imports operators, never the other
 way round.
 
-The first call imports the modules that need torch; the first use imports `integrations.trl`, `.megatron` or `.vllm`.
+The first call of a function imports the modules that need torch. `integrations.trl`, `.megatron` and `.vllm` are
+imported at first use.
 """
 
 from __future__ import annotations
@@ -41,13 +42,14 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
     ``rk.status(trainer.model)`` names the modules that are served.
 
     Args:
-        rollout: ``"vllm"``: the plugin of docs/vllm.md. It refuses an engine if it cannot replace one of its modules.
+        rollout: ``"vllm"``: the plugin of docs/vllm.md. The plugin refuses an engine if it cannot replace one of the
+            engine's modules.
         trainer: ``"trl"``: ``integrations.trl.enabled()``, and ``patch_model(model, strict=True)`` for the model of
             each GRPOTrainer created from now on. With both, an update raises an error if a colocated vLLM cannot reset
             its prefix cache afterwards.
     Returns:
-        A context manager. Its end, or ``close()``, undoes the trainer's part. The plugin stays until the process ends,
-        and patched models stay patched.
+        A context manager. The end of the context, or ``close()``, undoes the trainer's part. The plugin stays until the
+        process ends, and patched models stay patched.
     Raises:
         ValueError for other names, or none at all; else as ``integrations.vllm.enable``, ``integrations.trl.enabled``
         and, when a trainer is made, :func:`patch_model`.
@@ -74,9 +76,9 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
 
     A module is replaced only if its class is known and its functions are those of their file. Classes are torch's own
     and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
-    and Mixtral. A probe on a small copy must show that the replacement computes the same. Its error against float64 is
-    at most twice the module's own, plus one unit in the last place. A module without this proof keeps its own forward.
-    One warning logs it, and the result names it with the reason.
+    and Mixtral. A probe on a small copy must show that the replacement computes the same. The replacement's error
+    against float64 is at most twice the module's own, plus one unit in the last place. A module without this proof
+    keeps its own forward. One warning logs it, and the result names it with the reason.
 
     Parameters, buffers and the modules themselves stay as they are: only the calls of their forwards are replaced, and
     hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is changed.

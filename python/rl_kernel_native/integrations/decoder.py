@@ -27,7 +27,7 @@ OFFSET_NAMES = ("cu_seq_lens_q", "cu_seq_lens_k")  # transformers' keywords for 
 SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
 PROVED = "_rk_proved"  # attribute of a body: the name of the attention function when the attentions were proved
-TABLES = "_rk_tables"  # attribute of a rotary embedding: its RotaryTables, by kinds of layers
+TABLES = "_rk_tables"  # attribute of a rotary embedding: its own RotaryTables, by kind of layer
 KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: the modules that patch_model found
 
 # A tool may observe and replace attention's operands and output.
@@ -263,7 +263,8 @@ def _sets_keywords(cache: Any) -> bool:
 
 
 def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
-    """ValueError if a hook of a layer or an attention passes another mask than its model's forward did."""
+    """Raises a ValueError if a hook of a layer or of an attention passes a mask other than that of the model's
+    forward."""
     if mask is None or tuple(mask.shape[-2:]) != (0, 0):
         got = "None" if mask is None else list(mask.shape)
     elif kwargs.get("is_causal", True) is False:
@@ -376,7 +377,7 @@ def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int 
 
 
 def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:
-    """The mask that generate makes for static caches of this attention, which the model received."""
+    """The mask that generate made for a static cache with this attention, and that the model received."""
     return attention_mask
 
 
@@ -540,9 +541,9 @@ def require_no_others(module: Any, *_: Any) -> None:
 
 
 def remember(module: Any, name: str, chosen: frozenset[str], strict: bool) -> Iterable[Any]:
-    """The modules that are now below a module of that name, except those below modules that remember their own.
+    """Stores the modules that are now below ``module``, except those below modules that store their own.
 
-    For this library's classes it returns the classes under them.
+    Returns the classes that this library's classes replaced.
     """
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]

@@ -11,7 +11,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Names of the cache argument, from transformers 5.24 on, and before.
+# Names of the cache argument: from transformers 5.24 on, and in earlier versions.
 CACHE_NAMES = ("cache", "past_key_values")
 
 

@@ -366,7 +366,8 @@ def _plan_body(
     attentions: dict[int, set[str]],
     strict: bool,
 ) -> None:
-    """A decoder and its attentions: `rk.attention` computes all of them and needs no mask, or none of them."""
+    """A decoder and its attentions: `rk.attention` computes all attentions of the decoder, and then needs no mask, or
+    it computes none."""
     found = known(body)
     reason: str | None
     layers = [(n, m) for n, m in body.named_modules(prefix=name) if (known(m) or ("", ""))[1] == "Attention"]
@@ -453,7 +454,7 @@ def _why_embedding(module: Any) -> str | None:
 def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
     """Adds hooks to a decoder, and to each module that contains it, which look for added modules before a forward."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first: the modules that contain it skip its checks
+    for depth in range(len(parts), -1, -1):  # the decoder first: modules that contain it skip its checks
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-# Types whose frequencies come from the configuration. Those of dynamic and longrope change with the longest sequence of
-# a batch, by design.
+# Types whose frequencies come from the configuration. The frequencies of dynamic and longrope change with the longest
+# sequence of a batch, by design.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Rows of a table, at most: 32 MiB per device for a head of 128 in bfloat16. Positions past it are computed.
+# Rows of a table, at most: 32 MiB per device for a head of 128 in bfloat16. Positions past the last row are computed.
 MOST_ROWS = 65536
 
 
@@ -34,8 +34,8 @@ class RotaryTables:
         return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
 
     def agrees(self, inv_freq: torch.Tensor) -> bool:
-        """Whether a module's frequencies are still these, apart from rounding. The host checks again when they
-        change."""
+        """Whether a module's frequencies still equal those of the tables, apart from rounding. The host compares them
+        again only after a change."""
         if torch.compiler.is_compiling() or type(inv_freq) is not torch.Tensor:
             return True
         version = 0 if inv_freq.is_inference() else inv_freq._version
@@ -44,8 +44,8 @@ class RotaryTables:
         return self._seen[2]
 
     def _equals(self, inv_freq: torch.Tensor) -> bool:
-        """Allows the difference of a device's power function and a cast: an ulp of the exponent is ln(theta) of the
-        power."""
+        """Allows the difference of a device's power function and a cast: one ulp of the exponent changes the power by
+        ln(theta) ulps."""
         found = inv_freq.detach().cpu()
         cast = 0.0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
         tolerance = cast + 32 * torch.finfo(torch.float32).eps

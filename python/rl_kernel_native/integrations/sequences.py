@@ -66,7 +66,7 @@ def locate_sequences(
     """Sequences of a forward over `batch` rows of `num_queries` tokens.
 
     The host reads a mask, or positions without a mask: one synchronisation per forward on a GPU. `cu_seq_lens_q`, as
-    from transformers' flattening collator, needs none.
+    from transformers' flattening collator, needs no synchronisation.
 
     Args:
         attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. With a
@@ -195,7 +195,7 @@ def _masked(batch: int, num_queries: int, mask: torch.Tensor, has_cache: bool, k
     if bool(facts[1].all()):
         return Sequences(num_keys=width)
     # Causal attention never reads keys to the right of a query, so padding there matters only if a row has one query:
-    # it is then the row's last token.
+    # that query is then the row's last token.
     last = end if num_queries == 1 else torch.full_like(end, width)
     leftpad = torch.where(count > 0, first, width)
     return Sequences(leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width)

@@ -1,7 +1,7 @@
 """Gives a transformers module another forward: the module gets its own class, derived from its former one.
 
-Nothing shared is changed, so copies, replicas and pickles of a module compute with their own tensors. No module
-contains itself, so its memory is freed with the last reference to it. The class keeps its name, module and other
+Nothing shared is changed, so copies, replicas and pickles of a module compute with their own tensors. No module refers
+to itself, so the memory of a module is freed with the last reference to it. The class keeps its name, module and other
 attributes, so isinstance checks and look-ups by name find it.
 """
 
@@ -17,8 +17,8 @@ from torch.nn.modules import module as torch_module
 from . import unchanged
 
 _OURS = "_rk_base"  # attribute of a class of ours: the class under it
-# By the class under this library's class: the forward that this library replaces, and the functions that it calls:
-# (globals, name, function).
+# For each class under this library's class: the forward that this library replaces, and the functions that the forward
+# calls, as (globals, name, function).
 _stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
 
 
@@ -120,7 +120,7 @@ def why_kept(module: Any) -> str | None:
         return None
     kind: Any = type(module)
     if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
-        return None  # its wrapper put it back
+        return None  # the wrapper put the forward back
     return "the forward of {} was wrapped after the patch; undo that first"
 
 

@@ -19,7 +19,7 @@ ROLLOUTS = ("vllm",)
 TRAINERS = ("trl",)
 
 _logger = logging.getLogger("rl_kernel_native")
-_open: list[Enabled] = []  # keeps each one on if its caller drops the result of enable()
+_open: list[Enabled] = []  # keeps each state alive if its caller drops the result of enable()
 
 
 class Enabled:
@@ -72,7 +72,7 @@ def enable(rollout: str | None, trainer: str | None) -> Enabled:
 
 @atexit.register
 def _close_all() -> None:
-    """While the modules that contexts restore still exist."""
+    """Closes all contexts while the modules that they restore still exist."""
     for found in list(_open):
         found.close()
 

@@ -299,7 +299,7 @@ class ChunkedLogprob(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wants_hidden else None
-        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards them between the passes
+        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards both between the passes
             x, w, b = _cast(ctx.dtype, hidden, weight, bias)
             d_weight = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if wants_weight else None
             d_bias = torch.zeros(len(w), dtype=torch.float32, device=w.device) if wants_bias else None
@@ -433,7 +433,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     logs = self._metrics[mode]
     if self._entropy_bonus_enabled:
         policy = result.metrics.loss + spec.entropy_coef * result.metrics.entropy_loss
-        policy = policy / spec.scale  # TRL logs it without the accumulation's factor
+        policy = policy / spec.scale  # TRL logs the policy term without the accumulation's factor
         logs["policy_loss"].append(self.accelerator.gather(policy).nanmean().item())
         _adapt_entropy_coef(self, mode, entropy, mask if entropy_mask is None else mask * entropy_mask)
     if self.aux_loss_enabled:

@@ -54,7 +54,7 @@ def attributes(module: Any) -> dict[str, Any]:
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
-# Attributes that no forward reads: a module's place in the model, and those that transformers' kernels add.
+# Attributes that no forward reads: the module's place in the model, and attributes that transformers' kernels add.
 _ASIDE = ("layer_idx", "_hidden_kernels")
 
 

@@ -79,7 +79,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
     """The reason why a function differs from the one with its qualified name in its file. None if it and all functions
     that it calls are the same.
 
-    Only decorators of transformers and torch may be around it.
+    Only decorators of transformers and torch may wrap it.
     """
     seen = set() if seen is None else seen
     while True:
@@ -181,7 +181,8 @@ def why_class_changed(kind: Any, role: str | None = None) -> str | None:
 
 
 def tensor_parallel_cell(module: Any) -> Any:
-    """The cell that keeps the original forward under one that transformers' tensor parallelism put on a module."""
+    """The closure cell that holds the original forward, where transformers' tensor parallelism wrapped a module's
+    forward."""
     forward = module.__dict__.get("forward")
     code = getattr(forward, "__code__", None)
     if code is None or code.co_name != "tp_forward" or not code.co_filename.endswith(_TP_FORWARDS):

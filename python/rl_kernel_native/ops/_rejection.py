@@ -24,7 +24,7 @@ class Arrays:
         self.on: dict[str, Any] = {"device": like.device} if is_tensor else {}
 
     def plain(self, x: Any) -> Any:
-        """Without a gradient, columns contiguous."""
+        """The array without its gradient, with contiguous columns."""
         return np.ascontiguousarray(x) if self.np is np else x.detach().contiguous()
 
     def ascending(self, count: int) -> Any:
@@ -52,8 +52,8 @@ class Arrays:
 
 
 class Rejection:
-    """One call. ``drawn``: sample's result of all steps, in stream 1; ``keys``, ``cuts``: their arguments, a number or
-    one for each step; ``how``: valid_vocab, exp."""
+    """One call. ``drawn``: the result of sample for all steps, in stream 1. ``keys`` and ``cuts`` are arguments of
+    sample, each a number or one per step; ``how`` is valid_vocab and exp."""
 
     def __init__(
         self, x: Arrays, target_logits: Any, draft_ids: Any, draft_logits: Any, drawn: Any, keys: dict[str, Any],
@@ -133,7 +133,7 @@ class Rejection:
                 z = x.cast(x.pick(self.draft_logits, at), "float64")
                 q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
-            left = where(left.sum(1)[:, None] > 0, left, p)  # only rounding leaves nothing, because p equals q
+            left = where(left.sum(1)[:, None] > 0, left, p)  # p equals q but for rounding, so nothing is left
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
         keys = {
             name: value if _check.is_number(value) else x.pick(value.reshape(self.rows, self.steps), num_accepted)
@@ -156,8 +156,8 @@ class Rejection:
         return (kept | (offsets[1:] == offsets[:-1])[:, None]) & (x.ascending(self.vocab) < self.valid)[None]
 
     def _kept_logits(self, num_accepted: Any) -> Any:
-        """Logits divided by the temperature, for the step after the accepted tokens, in float64; -Inf outside its kept
-        set."""
+        """Logits divided by the temperature, for the step after the accepted tokens, in float64; -Inf outside the row's
+        kept set."""
         x = self.x
         flat = x.ascending(self.rows) * self.steps + num_accepted
         z = x.cast(x.pick(self.target_logits, num_accepted), "float64")

@@ -78,8 +78,7 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
 
 
 def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
-    """The lists of a call whose sequences are segments, up to ``parents``. `beside` has the arguments that a tree
-    excludes."""
+    """The sequence lists of a call with a tree, up to ``parents``. `beside` has the arguments that a tree excludes."""
     wanted = "None or (cu_segments, parents)"
     if not isinstance(tree, (tuple, list)):
         raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")
@@ -155,8 +154,8 @@ def attention(
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
     A query of a sequence has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
-    So have the gradients of a query and of a key. In torch, ``q``, ``k``, ``v`` and ``sinks`` have gradients, except
-    with pages. Under ``torch.autocast``, the first three are cast like those of torch's attention.
+    The same holds for the gradients of a query and of a key. In torch, ``q``, ``k``, ``v`` and ``sinks`` have
+    gradients, except with pages. Under ``torch.autocast``, the first three are cast like those of torch's attention.
 
     ``q`` has the queries, and ``k`` and ``v`` have the keys and values, each in its own form. The last query of a
     sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names
@@ -204,9 +203,9 @@ def attention(
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
             -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
             RoPE, its position is its depth: the number of tokens before it on its path. A row has the same bits as if
-            its path were one sequence. So have the gradients of queries, and of keys in segments without children.
-            Only causal, and without the other lists of sequences. A GPU treats a parent that is out of range as a root
-            of one key, which is NaN.
+            its path were one sequence. The same holds for the gradients of queries, and of keys in segments without
+            children. Only causal, and without the other lists of sequences. A GPU treats a parent that is out of range
+            as a root of one key, which is NaN.
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products. Hardware has the same bits on every GPU of one
             architecture, and for sm_90 on the CPU. Under ``rk.arithmetic("sm_90")``, products of bfloat16 and float16
@@ -216,8 +215,8 @@ def attention(
             :func:`attention_merge`, which takes the sinks. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
             Default all. ``k`` and ``v`` hold the keys of these splits alone, one split after another, in any form.
-            ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. It and the masks refer
-            to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
+            ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the
+            masks refer to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
     Returns:
         ``out``, with the shape of ``q`` but the last dimension of ``v``, and the dtype of ``q``, contiguous; or
         :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an

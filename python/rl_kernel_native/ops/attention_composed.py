@@ -35,7 +35,7 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Whether the segment of a row has the segment of a column on its path, which is itself and its ancestors."""
+    """Whether the column's segment lies on the path of the row's segment, which is that segment and its ancestors."""
     segments = torch.arange(len(parents), device=parents.device)
     path = (segments == segments[:, None]) | (segments == parents[:, None])
     for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
@@ -72,7 +72,7 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
         page, place = _paged(k, *pages)
         k, v = (t[page, place] for t in (k, v))
     of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
-    if cu_q is not None or cu_k is not None:  # one batch of all tokens, each beside all others
+    if cu_q is not None or cu_k is not None:  # one batch holds all tokens
         of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
         q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
     (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k

@@ -71,8 +71,7 @@ def attention_merge(
             may be in any order, each once. At most 1024. A number past a sequence's last split changes nothing, so
             ranks may pad to equal length.
         out_dtype: that of ``q``: float32, bfloat16 or float16.
-        sinks: float32 ``[q_heads]``, as for :func:`attention`, which does not take them together with
-            ``return_partials``.
+        sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes no sinks with ``return_partials``.
         exp: as for :func:`attention`; it matters only for sinks.
         return_lse: also return the logarithm of each row's sum.
     Returns:
@@ -125,7 +124,7 @@ def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None,
     """``out`` from normalised results over parts of the keys: approximately that of one call over all keys.
 
     Each part was rounded to its dtype, so the bytes are not those of one call and depend on how the keys were cut:
-    :func:`attention_merge` has the exact form. They do not depend on the batch or, with ``exp="portable"``, on the
+    :func:`attention_merge` has the exact form. The bytes do not depend on the batch or, with ``exp="portable"``, on the
     backend. Parts are folded in their order.
 
     Args:

@@ -65,7 +65,7 @@ def attention_splits(num_keys: int) -> list[range]:
 
 
 def numbers_of(splits: Any) -> tuple[int, ...]:
-    """The split numbers as integers. A set is refused, because the order says which split a number belongs to."""
+    """The split numbers as integers. A set is refused, because the order assigns the numbers to the splits."""
     if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
@@ -128,7 +128,7 @@ _PARTIALS = Operator(
 
 
 def unit_of(q: Any) -> int | None:
-    """The unit of the products, or None for that of the context; float32 has those of ieee in any unit."""
+    """The unit of the products, or None for the context's unit; float32 products are ieee in any unit."""
     return IEEE if getattr(getattr(q, "dtype", None), "itemsize", 0) == 4 else None
 
 

@@ -77,7 +77,7 @@ def _gradient_shapes(arrays: Any, how: Any) -> list[Any]:
 def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: Any) -> Any:
     """The vmap rule: in the ``folded`` arrays, vmap's dimension becomes a part of the batch of sequences.
 
-    Each element is called alone where it has its own sinks, or where an array of ``alone`` is given."""
+    vmap calls each element alone if elements have their own sinks, or if an array of ``alone`` is given."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if any(inputs[i] is not None for i in alone) or dims[sinks] is not None or info.batch_size == 0:
@@ -107,7 +107,7 @@ def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
 
 
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, an eager call may have the one that asks for lse."""
+    """In addition to the schema's options, an eager call may have the option that asks for lse."""
     return _C.attention(arrays, how[:4], how[4], how[5], len(how) == 6 or how[6], *tail)
 
 

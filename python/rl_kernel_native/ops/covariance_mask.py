@@ -47,7 +47,7 @@ def _epsilon(name: str, value: Any, most: float) -> float:
 def options_of(
     kind: str, ratio: Any, lower: Any, upper: Any, epsilon_low: Any, epsilon_high: Any, seed: Any
 ) -> tuple[Any, ...]:
-    """The extension's numbers in their order."""
+    """The options as numbers, in the extension's order."""
     _check.one_of("kind", kind, tuple(_KINDS))
     share = _check.number("ratio", ratio)
     if not 0 < share <= 1:

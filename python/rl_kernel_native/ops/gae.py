@@ -119,7 +119,7 @@ def discounted_returns(
         gamma: in ``[0, 1]``.
         masked: the rule for a token whose mask is 0. ``"carry"``: it gets and passes on the following sum, without a
             discount, so turns before a tool's results see the rewards after them (verl since 0.9.1, which writes 0
-            there). ``"reset"``: the sum begins anew before it, and it gets 0 (earlier verl).
+            there). ``"reset"``: the sum restarts before such a token, which gets 0 (earlier verl).
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.

@@ -126,8 +126,8 @@ def spec_of(
     normalize: Any,
     rollout_nan: Any,
 ) -> tuple[float, ...]:
-    """ImportanceSpec's fields in their order. The veto comes without its logarithm, which a trace cannot take of a
-    number."""
+    """ImportanceSpec's fields in their order. The veto is passed without its logarithm, because a trace cannot compute
+    the logarithm of a number."""
     _check.one_of("level", level, tuple(_LEVELS))
     _check.one_of("mode", mode, _MODES)
     if not isinstance(normalize, bool):
@@ -229,7 +229,7 @@ def importance_weights(
             1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not kept.
         veto: a sequence is not kept if one token's ratio is below this value.
         normalize: divide weights by their mean over this call: over tokens with ``"token"``, else over sequences with a
-            token. A mean of at most 1e-8 does not divide. Rejected tokens count in the mean.
+            token. With a mean of at most 1e-8, the weights are not divided. Rejected tokens count in the mean.
         return_metrics: also return one vector on the device with statistics: of the weights before ``normalize``, of
             the ratios before their bounds, and of the rejections.
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects the token if there is a

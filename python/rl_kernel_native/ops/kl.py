@@ -206,7 +206,7 @@ def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
     old_logprob: Any, importance_weight: Any, *first: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """The description's arrays in their order, those of ``first`` before the others, and its numbers."""
+    """The description's arrays in their order, those of ``first`` before the others, and the description's numbers."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
             "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "

@@ -51,7 +51,7 @@ _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """ops/linear_torch.py, imported for the first torch tensor, with every operator registered."""
+    """Imports ops/linear_torch.py at the first torch tensor, and registers every operator with torch."""
     global _torch_path
     if _torch_path is None:
         _call.engine()
@@ -101,7 +101,8 @@ def linear(
         out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of
             ``x``.
         engine: ``"native"`` uses this library's kernels alone. ``"auto"`` may also use cuBLASLt, for products with a
-            record for this GPU and the installed cuBLASLt. The record says that they have the same bits in less time.
+            record for this GPU and the installed cuBLASLt. The record says that cuBLASLt computes the same bits in less
+            time.
         main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
             ``weight`` to it in place, block by block. ``weight`` itself gets no gradient, so hooks on ``weight`` see
             none. Each backward that asks for the gradient of ``weight`` adds it once: ``backward(inputs=[x])`` and
@@ -252,8 +253,8 @@ def linear_partial(
     Args:
         x_shard: ``[..., shard]``, the columns of ``num_segments`` segments, from segment ``first_segment`` on.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
-        k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. It decides bits,
-            so it must be the same in every engine that runs the layer.
+        k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. This number
+            decides bits, so it must be the same in every engine that runs the layer.
         first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
             The shard's number of columns is a multiple of ``16 * num_segments``, unless the layer has one segment.
         engine, main_grad, weight_grad_dtype: as for :func:`linear`, for the shard.

@@ -124,7 +124,8 @@ def linear_cross_entropy(
     dh_segments: int = 1,
 ) -> Any:
     """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row. Rows are
-    summed over each sequence as in :func:`sequence_logprob`, then over sequences, and divided. Differentiable (torch).
+    summed over each sequence as in :func:`sequence_logprob`, then over sequences, and then divided. Differentiable
+    (torch).
 
     A loss has the same bits padded and packed, and with any padding on the right. With a given ``denominator``, a row's
     gradients have the same bits for any split of the rows into micro-batches and ranks. ``main_grad`` has the same bits
@@ -236,11 +237,11 @@ def linear_cross_entropy(
 
 
 def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominator: Any, rows: Any) -> Any:
-    """Rows summed over each sequence, then over sequences, and divided."""
+    """The sum of the rows over each sequence, then over sequences, divided by the divisor."""
     if reduction == "none":
         return rows
     sums, counts = sequence_logprob(rows.reshape(shape), scored.reshape(shape), cu_seqlens)
-    # Not len(), which turns a symbol into a number.
+    # len() would turn a symbol into a number.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
 
@@ -279,7 +280,8 @@ def _mean(total: Any, denominator: Any, counts: Any) -> Any:
 
 
 def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
-    """The divisor in float32 on the device. With a number of the host, torch on a GPU would multiply by its inverse."""
+    """The divisor in float32 on the device. With a divisor on the host, torch on a GPU would multiply by the divisor's
+    inverse."""
     array, number = _check.denominator(denominator)
     if _dispatch.is_tensor(total):
         if denominator is None:

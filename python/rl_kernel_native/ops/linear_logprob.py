@@ -54,7 +54,7 @@ _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """ops/linear_logprob_torch.py, imported for the first torch tensor."""
+    """Imports ops/linear_logprob_torch.py at the first torch tensor."""
     global _torch_path
     if _torch_path is None:
         _dispatch.require_torch()
@@ -160,11 +160,11 @@ def linear_logprob(
         workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. More is
             faster, up to a point; results do not change by a bit. Default: 256 MiB, and as much more as the call needs
             (docs/linear.md); :func:`workspace_stats` says what calls took. A gradient of ``weight`` in its own dtype
-            over more than 8192 rows needs float32 sums. They take 4 ``in_features`` bytes times the lesser of the rows
-            and the vocabulary; ``main_grad`` needs none. Forward raises an error if backward needs more than a given
-            number. On sm_90,
-            two kinds of hidden states are copied, 8192 rows at a time: those with two strides, such as ``hidden[:,
-            :-1]``, and those not aligned to 16 bytes. The CPU backend allocates its own memory, 64 MiB if possible.
+            over more than 8192 rows needs float32 sums. These sums take 4 ``in_features`` bytes times the smaller of
+            rows and vocabulary; with ``main_grad`` none are needed. Forward raises an error if backward needs more than
+            the given number. On sm_90, two kinds of hidden states are copied, 8192 rows at a time: those with two
+            strides, such as ``hidden[:, :-1]``, and those not aligned to 16 bytes. The CPU backend allocates its own
+            memory, 64 MiB if possible.
         process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
             order. Every rank passes the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``,
             ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and all get the result, with the bits of one

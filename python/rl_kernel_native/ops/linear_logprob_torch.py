@@ -1,7 +1,7 @@
 """linear_logprob for torch tensors.
 
-An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
-or transforms goes through linear_logprob_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. A call under a
+trace or a transform goes through linear_logprob_traced.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Shard(NamedTuple):
     vocab_size: int  # number of columns on all ranks
 
     def gradients(self, call: Any, main_grad: Any, arrays: Any, how: Any, needs: Any) -> Any:
-        """Gradients of the operands. That of hidden is a share of all ranks, or with segments their tree."""
+        """Gradients of the operands. The gradient of hidden is this rank's share, or with segments the tree over all
+        ranks."""
         if call is not straight:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         prepare(arrays[0])
@@ -219,7 +220,7 @@ def _forward(
 
 
 class _LinearLogprob(Composing):
-    """Eager autograd. Its forward asks for the workspace of backward first, and computes a shard's statistics."""
+    """Eager autograd. Its forward first asks for the workspace of backward; for a shard it computes statistics."""
 
     @staticmethod
     def forward(

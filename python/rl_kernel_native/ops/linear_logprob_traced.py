@@ -30,7 +30,7 @@ LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the larges
 
 
 def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """A head, with the options of logprob and of the head in the extension's form."""
+    """The operands of a head, with the options of logprob and of the head in the extension's form."""
     return tuple(head), joined(rows, how[:7]), tuple(how[6:13])
 
 
@@ -50,7 +50,7 @@ def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, pl
 
 
 def bits(needs: Any) -> int:
-    """Whether each operand gets a gradient, as a number, because vmap would look for batches in a list."""
+    """Bits of a number that say which operands get a gradient; in a list, vmap would look for batches."""
     return sum(bool(need) << i for i, need in enumerate(needs))
 
 

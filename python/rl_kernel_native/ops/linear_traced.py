@@ -1,4 +1,5 @@
-"""linear's functions as descriptions. Each is linear in either operand, so they are each other's derivatives."""
+"""linear's functions as descriptions. Each product is linear in either operand, so the products are each other's
+derivatives."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
 
 def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
-    """The engine and the unit of a backward. It uses its forward's unit in any context; a compiled one used ieee."""
+    """The engine and the unit of a backward. A backward uses its forward's unit in any context; a compiled forward used
+    ieee."""
     allow_vendor, unit = engine
     return allow_vendor, IEEE if unit == AS_CALLED else unit
 

@@ -91,7 +91,7 @@ _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """ops/logprob_torch.py, imported for the first torch tensor, with every operator registered."""
+    """Imports ops/logprob_torch.py at the first torch tensor, and registers every operator with torch."""
     global _torch_path
     if _torch_path is None:
         _call.engine()
@@ -151,7 +151,7 @@ def logprob(
         temperature: a number > 0, or float32 ``[...]``, one per row. Logits are divided by it after scale and softcap.
         logit_scale: multiplies the logits first; > 0.
         softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
-        ignore_index: rows with this target are never read, and every output of theirs is 0.
+        ignore_index: rows with this target are never read, and all their outputs are 0.
         valid_vocab: number of real columns; the columns after them are padding. Default: all columns.
         canonical_vocab: vocabulary width that decides the order of summation; pass it if engines pad differently.
             Default: the width.

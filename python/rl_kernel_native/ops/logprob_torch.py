@@ -1,7 +1,7 @@
 """logprob for torch tensors.
 
-An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. Whatever traces
-or transforms (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through logprob_traced.py.
+An eager call goes directly to the extension, or through one autograd.Function if a gradient is wanted. A call under a
+trace or a transform (torch.compile, FakeTensor and other modes, torch.func, subclasses) goes through logprob_traced.py.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ class _Logprob(Eager):
             return (None,) * 5
         dlogprob, dlse, dentropy = (g if g is None else g.resolve_neg() for g in (dlogprob, dlse, dentropy))
         rows = (lse, entropy, dlogprob, dlse, dentropy)
-        # The dispatcher serves create_graph, a backward with its own backward, and gradients that only it understands.
+        # The dispatcher serves create_graph, a backward with its own backward, and gradients that only the dispatcher
+        # understands.
         if is_grad_enabled() or not all(g is None or is_direct_gradient(g) for g in rows[2:]):
             of_logits, numbers = split(arguments, ctx.mode)
             found = applied(BACKWARD, (logits, target, *rows, *of_logits), numbers)

@@ -29,7 +29,7 @@ GRADIENTS = tuple(f"{name}?" for name in INCOMING)
 
 
 def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Splits the Python op's arguments into :data:`ROWS` and the options, which ``how`` follows."""
+    """Splits the Python op's arguments into :data:`ROWS` and the options; ``how`` is appended to the options."""
     temperature, *numbers, kept_ids, kept_offsets = arguments
     if _dispatch.is_tensor(temperature):
         return (temperature, kept_ids, kept_offsets), (1.0, *numbers, *how)

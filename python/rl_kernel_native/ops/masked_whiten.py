@@ -89,7 +89,7 @@ def masked_whiten(
     """
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
     how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
-    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group: a check of this rank
+    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group: checks this rank's arguments
     if process_group is not None:
         outputs = _over_ranks(process_group, (x, mask, cu_seqlens), how)
     return MaskedWhitenResult(*outputs) if return_stats else outputs[0]

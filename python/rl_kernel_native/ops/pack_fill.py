@@ -8,7 +8,7 @@ import numpy as np
 
 
 def is_zero(fill: int | float) -> bool:
-    """Whether all its bits are 0 in every dtype."""
+    """Whether all bits of the value are 0 in every dtype."""
     return fill == 0 and math.copysign(1.0, fill) > 0
 
 

@@ -198,7 +198,7 @@ def policy_loss(
         token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
             every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
             sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, infinite or NaN
-            sum gives NaN. Sequence ratios and the metrics' means still count tokens without weights.
+            sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
         denominator: the divisor of the sum over tokens or sequences, such as the global batch's number. It is a finite
             number > 0, or one float32 element on the device. An element of 0 gives loss 0 and gradients 0; a negative,
             infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that this call

@@ -166,7 +166,7 @@ class PolicySpec:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The extension's fields in their order."""
+        """The spec's fields as numbers, in the extension's order."""
         return self._numbers  # type: ignore[attr-defined]
 
     @property

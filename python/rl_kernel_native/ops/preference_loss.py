@@ -128,9 +128,9 @@ def preference_loss(
     """Losses, rewards and their means for pairs of a chosen and a rejected sequence, from the sequences'
     log-probabilities.
 
-    Two absences are no error. Without ``ref_chosen`` and ``ref_rejected``, ``dpo`` (the default kind) and its relatives
-    take 0 for the reference: a loss without a reference model. Without counts, ``simpo`` and the other kinds on
-    averages take the sums as they are: longer answers then weigh more.
+    Arrays may be left out in two cases. Without ``ref_chosen`` and ``ref_rejected``, ``dpo`` (the default kind) and its
+    relatives take 0 for the reference: a loss without a reference model. Without counts, ``simpo`` and the other kinds
+    on averages take the sums as they are: longer answers then weigh more.
 
     The forward launch also computes the gradient, so the backward is one product. A pair has the same bits in any batch
     and on every backend, except for the sorted kinds, whose losses need the batch. Differentiable (torch) once, in

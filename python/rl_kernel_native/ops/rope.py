@@ -89,7 +89,7 @@ _ROPE = Operator(
         incoming=("dq_out", "dk_out"),
         along=_along,
         constants="is a constant of the rotation and gets no gradient",
-        dims=4,  # two dimensions of tokens have any strides
+        dims=4,  # two dimensions of tokens may have any strides
         batch=_batch,
     ),
 )

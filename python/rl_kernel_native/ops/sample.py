@@ -43,7 +43,7 @@ class SampleStatus(IntFlag):
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
         BAD_BIAS: the row's bias has such an id or such offsets, or its ids do not ascend.
-        BAD_SHARDS: the row's payloads for :func:`sample_merge` are not those of every shard once, or belong to
+        BAD_SHARDS: the row's payloads for :func:`sample_merge` do not come from every shard exactly once, or belong to
             another call.
         KEPT_OVERFLOW: the row's kept set did not fit into ``kept_capacity``: its count is 0 and its log-probability is
             NaN.

@@ -145,8 +145,8 @@ def sample_partial(
     exp: Exp = None,
 ) -> Any:
     """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their payloads once,
-    or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange serves greedy rows, rows that
-    nothing cuts, and a ``top_k`` of at most 256. Rounds serve every row.
+    or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange serves greedy rows, rows without
+    truncation, and a ``top_k`` of at most 256. Rounds serve every row.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
@@ -165,8 +165,8 @@ def sample_partial(
     The other arguments are those of :func:`sample`, the same on every rank.
     Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words. In rounds, int32
         ``[num_rows, words]``. With ``return_kept``, that array and ``(kept_ids, kept_offsets)``: int32
-        ``[num_rows * shard]`` with global ids, ascending in each row, and int64 ``[num_rows + 1]``. A row of which
-        nothing is cut lists every column of the shard.
+        ``[num_rows * shard]`` with global ids, ascending in each row, and int64 ``[num_rows + 1]``. A row without
+        truncation lists every column of the shard.
     Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or for parameters that one exchange
         cannot serve. In per-row arrays, such parameters give their row ``SampleStatus.BAD_PARAMETER``.
     Source: the contract; docs/sampling.md.
@@ -271,7 +271,8 @@ def sample_merge(
             any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
             once, or if another argument of their call differed from this one's. Different penalties, masks and logits
             are not detected.
-        allowed: as for :func:`sample`; read only if ``return_kept`` asks for the sets of rows that nothing else cuts.
+        allowed: as for :func:`sample`; read only if ``return_kept`` asks for kept sets of rows without other
+            truncation.
         return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
             ``"none"``.
         return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, since each

@@ -128,8 +128,9 @@ def scatter_rewards(
             tokens the other arrays may hold any value.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         token_rewards: float32, of the shape of ``mask``, or None.
-        spans: int32 or int64 ``[num_spans, 2]``, contiguous: the first position and the one after the last, of turns,
-            steps or regions, counted from the sequence's first token. Spans may overlap and have any order.
+        spans: int32 or int64 ``[num_spans, 2]``, contiguous: each span's first position and the position after its
+            last, counted from the sequence's first token. Spans are turns, steps or regions. Spans may overlap and have
+            any order.
         span_offsets: int32 or int64 ``[num_sequences + 1]``: sequence s has spans ``[span_offsets[s], span_offsets[s +
             1])``, as in :func:`loss_mask_from_spans`.
         span_rewards: float32 ``[num_spans]``, contiguous.

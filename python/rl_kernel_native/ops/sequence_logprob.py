@@ -71,7 +71,7 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
 
 
-# The mask of the backward accompanies a gradient whose shape is in the options.
+# The backward takes the mask beside a gradient whose shape is one of the options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
     ("logprob", "mask?", "cu_seqlens?"),

@@ -114,8 +114,8 @@ def loss_mask_from_spans(
     """True for the tokens inside a sequence's spans, such as an assistant's turns.
 
     Args:
-        spans: ``[num_spans, 2]`` int32 or int64: the first position and the one after the last, counted from the
-            sequence's first token. Spans may overlap and have any order.
+        spans: ``[num_spans, 2]`` int32 or int64: each span's first position and the position after its last, counted
+            from the sequence's first token. Spans may overlap and have any order.
         span_offsets: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` has spans ``[span_offsets[i],
             span_offsets[i + 1])``.
         cu_seqlens: offsets of packed sequences, ``[num_sequences + 1]``; None: the mask is padded.

@@ -124,7 +124,7 @@ def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool
       torch's ``silu(gate) * up``; vLLM's ``silu_and_mul`` kernel; the forward of Liger 0.8.5.
     - ``round_before_mul=False``, the activation in float32: FlashInfer's ``silu_and_mul``.
 
-    Equal rounding points do not mean equal bits, because their exponentials differ.
+    Equal rounding points do not mean equal bits, because the libraries' exponentials differ.
 
     Args:
         gate: ``[..., I]``, float32, bfloat16 or float16, last dimension contiguous; any row stride. Without ``up``

@@ -150,7 +150,7 @@ def value_loss(
         huber_delta: > 0; for ``"huber"``.
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
         token_weight: as in :func:`policy_loss`, with the shape of ``value``. The explained variance and all metrics
-            except ``loss_sum`` count tokens without weights.
+            except ``loss_sum`` count each token as 1.
         denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: the number
             that this call counts. ``aggregation="constant"`` requires it.
     Returns: :class:`ValueLoss`. Without tokens the loss and its gradient are 0.

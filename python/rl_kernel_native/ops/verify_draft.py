@@ -65,9 +65,9 @@ def verify_draft(
 
     ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. It accepts token x with probability
     min(1, p(x) / q(x)). In place of the first rejected token it draws from max(0, p - q); after an accepted last token
-    it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. It uses the
-    random words of stream 1, so :func:`sample` may draw the draft with the same keys. It holds the kept sets of all
-    steps in memory: 5 bytes per logit.
+    it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. This mode uses
+    the random words of stream 1, so :func:`sample` may draw the draft with the same keys. This mode holds the kept sets
+    of all steps in memory: 5 bytes per logit.
 
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]

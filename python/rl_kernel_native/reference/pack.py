@@ -14,7 +14,7 @@ def pack_reference(
     """The tokens that are kept, one sequence after another.
 
     Args: as :func:`rl_kernel_native.pack`, one array ``[num_sequences, num_tokens, ...]``.
-    Returns: ``packed`` ``[max_tokens, ...]``, ``cu_seqlens``, and by a mask ``positions``.
+    Returns: ``packed`` ``[max_tokens, ...]``, ``cu_seqlens``, and with a mask ``positions``.
     """
     x = np.asarray(tensors)
     rows, columns = x.shape[:2]

@@ -19,7 +19,8 @@ def rms_norm_reference(
 ) -> dict[str, np.ndarray]:
     """``y = h / sqrt(mean(h^2) + eps) * (weight + weight_offset)`` with ``h = x + residual``, in float64.
 
-    Nothing is rounded, nor is the sum ``h``. A comparison that leaves out its rounding gives ``h`` as ``x``.
+    Nothing is rounded, not even the sum ``h``. To leave the rounding of ``h`` out of a comparison, pass the rounded
+    ``h`` as ``x``.
 
     Args:
         x, residual: ``[..., K]``; weight: ``[K]`` or None; dy, d_new_residual: ``[..., K]``; NumPy arrays (or what

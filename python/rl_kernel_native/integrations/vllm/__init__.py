@@ -1,6 +1,6 @@
 """Runs vLLM on this library's operators: a rollout's log-probabilities have the bits of a patched trainer.
 
-The entry point ``vllm.general_plugins`` calls :func:`plugin` in every process of vLLM. It does nothing unless
+The entry point ``vllm.general_plugins`` calls :func:`plugin` in every process of vLLM. The plugin does nothing unless
 ``RLK_VLLM`` is ``1`` or ``check``, or :func:`enable` was called before the engine is created. ``check`` refuses to
 start an engine if one of its modules cannot be replaced. docs/vllm.md says what is supported and what is refused.
 

@@ -80,11 +80,12 @@ class RlkAttentionMetadata:
     seq_lens: Tensor  # [num_requests] int32
     block_table: Tensor  # [num_requests, pages] int32
     slot_mapping: Tensor  # [num_actual_tokens or more] int64
-    find: Callable[[int], shared.Prefix | None]  # for the size of a page
-    found: list[shared.Prefix | None] = field(default_factory=list)  # what it returned, for all layers of the step
+    find: Callable[[int], shared.Prefix | None]  # takes the size of a page
+    found: list[shared.Prefix | None] = field(default_factory=list)  # the result of find, for all layers of the step
 
     def prefix(self, page_size: int) -> shared.Prefix | None:
-        """The groups of the step's sequences, and their own pages. Attention in a CUDA graph never asks for them."""
+        """The groups of the step's sequences, and their own pages. Attention in a CUDA graph never asks for the
+        groups."""
         if not self.found:
             self.found.append(self.find(page_size))
         return self.found[0]

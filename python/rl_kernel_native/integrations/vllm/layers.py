@@ -53,7 +53,7 @@ class RlkLinearMethod(UnquantizedLinearMethod):
     """A row-parallel layer over several ranks would need `linear_partial`, a sum over ranks, and then the bias."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Weights stay as they are loaded: vLLM would repack them for its own CPU product."""
+        """Weights stay as they are loaded: vLLM would repack the weights for its own CPU product."""
 
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(layer, x, bias)

@@ -1,9 +1,9 @@
 """Log-probabilities of sampled and prompt tokens with rk.logprob, in both of vLLM's model runners.
 
-The first runner computes the log-probabilities of a whole vocabulary and then keeps a few. Here it keeps a copy of the
-logits, because the sampler changes them in place. rk.logprob scores the token, and rk.sample finds the most probable
-tokens. They descend by logit; equal logits ascend by id. For processed log-probabilities, `sampler.draw` provides the
-logits, together with the temperature.
+The first runner computes the log-probabilities of a whole vocabulary and then keeps a few. This module keeps a copy of
+the logits, because the sampler changes them in place. rk.logprob scores the token, and rk.sample finds the most
+probable tokens. The most probable tokens descend by logit; equal logits ascend by id. For processed log-probabilities,
+`sampler.draw` provides the logits, together with the temperature.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Ids int64 and log-probabilities ``[rows, 1 + count]``: of the tokens ``[rows, 1]``, then of the ``count`` most
     probable ones."""
     found = of_tokens(logits, ids)
-    if count > 0:  # the token that is also drawn belongs to no request
+    if count > 0:  # sample also draws a token, which belongs to no request
         best = rk.sample(logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=count)
-        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has none
+        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has no ids
         found = torch.cat((found, best.top_logprobs), 1)
     return ids, found
 
@@ -73,7 +73,7 @@ def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_id
 
 @contextlib.contextmanager
 def known(values: Tensor) -> Iterator[None]:
-    """Within it, :func:`compute_token_logprobs` has been called before, with this result."""
+    """Inside the context, :func:`compute_token_logprobs` returns this result."""
     global _known
     _known = values
     try:

@@ -23,7 +23,7 @@ import rl_kernel_native as rk
 from ..rotary import ROPE_TYPES, RotaryTables
 from .config import original_length
 
-# Parameters of vLLM that transformers does not read: with them the two would differ.
+# Parameters of vLLM that transformers does not read: with such a parameter, vLLM and transformers would differ.
 OF_VLLM_ALONE = (
     "apply_yarn_scaling", "attn_factor", "extrapolation_factor", "max_trained_positions", "short_mscale", "long_mscale",
 )  # fmt: skip

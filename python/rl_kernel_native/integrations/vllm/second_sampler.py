@@ -57,7 +57,7 @@ def added(own: Any, self: Any, req_idx: int, prompt_len: int, sampling_params: A
 
 
 def rows_of(sampler: Any, slots: Any, columns: int, device: torch.device) -> Rows:
-    """The requests in ``slots``. The host's side of vLLM's state has everything, so that one copy takes it over."""
+    """The requests in ``slots``. vLLM's state on the host has all parameters, so one copy takes them to the device."""
     known, last = sampler.sampling_states, sampler.rlk_rows
     if last is not None and np.array_equal(last[0], slots):
         kept: Rows = last[1]
@@ -145,7 +145,7 @@ def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: 
         own, best, of_best = found.logprob, found.top_ids, found.top_logprobs
     every, values = ids.unsqueeze(-1), own.unsqueeze(-1)
     if count > 0:
-        every = torch.cat((every, best), 1).clamp_min_(0)  # a bad row has none
+        every = torch.cat((every, best), 1).clamp_min_(0)  # a bad row has no ids
         values = torch.cat((values, of_best), 1)
     ids.rlk_scores = every, values  # type: ignore[attr-defined]  # read by compute_topk_scores
     return ids
@@ -154,7 +154,7 @@ def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: 
 def compute_topk_scores(
     own: Any, logits: Tensor, num_logprobs: int, sampled_token_ids: Tensor, *args: Any, **more: Any
 ) -> Any:
-    """The function of this name as the sampler calls it; vLLM's own part of it is the rank."""
+    """Replaces vLLM's function of this name; vLLM's own code still computes the rank."""
     found = getattr(sampled_token_ids, "rlk_scores", None)
     if found is None:
         found = logprobs.best_of(logits, num_logprobs, sampled_token_ids.unsqueeze(-1))

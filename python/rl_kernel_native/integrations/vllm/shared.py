@@ -1,7 +1,8 @@
 """Groups of decoding sequences whose pages begin alike, for attention's `shared_prefix`: completions of one prompt.
 
 vLLM's prefix cache gives such sequences the same pages. The host finds them in its own copy of the block table, so no
-step waits for the GPU. Equal page ids are the same memory, so a group reads the same keys by either table.
+step waits for the GPU. Equal page ids are the same memory, so a group reads the same keys through the prefix table or
+the block table.
 
 A CUDA graph that holds the attention of a step keeps the shapes of its capture, and never asks for groups.
 """
@@ -41,7 +42,7 @@ class Groups:
 
     Attributes:
         skipped: for each sequence, the number of pages that its group shares.
-        own_pages: the most pages that a sequence has behind them.
+        own_pages: the most pages that a sequence has behind the shared ones.
     """
 
     table: np.ndarray
@@ -52,7 +53,7 @@ class Groups:
 
 
 def of_rows(lengths: np.ndarray, rows: int) -> np.ndarray:
-    """A length for each row of a block table: a row without one is padding, and has no keys."""
+    """A length for each row of a block table: a row without a length is padding, and has no keys."""
     if len(lengths) == rows:
         return lengths
     found = np.zeros(rows, lengths.dtype)

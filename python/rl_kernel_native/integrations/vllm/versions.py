@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ... import _variants
 
 VERSIONS = ("0.26.0",)
-TORCH = {"cuda": "2.11", "cpu": "2.13"}  # tried beside it, by device
+TORCH = {"cuda": "2.11", "cpu": "2.13"}  # the version that was tried with this vLLM, by device
 INSTALL = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
 
 
