@@ -477,10 +477,12 @@ kept = Sampler.compute_logprobs(logits)
 logits.zero_()
 assert kept.any(), "the sampler writes into its logits"
 
+import vllm_refusal_cases
 import vllm_rotary_cases
 import vllm_sampler_cases
 import vllm_weights_cases
 
+vllm_refusal_cases.run()
 vllm_weights_cases.run()
 vllm_sampler_cases.run()
 vllm_rotary_cases.run()
