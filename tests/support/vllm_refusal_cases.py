@@ -57,6 +57,19 @@ def settings() -> None:
         config.prepare(engine(None, []))
 
 
+def processors() -> None:
+    from rl_kernel_native.integrations.vllm import sampler
+
+    class Own:
+        """A logits processor that is not vLLM's."""
+
+    for kind in ("argmax_invariant", "non_argmax_invariant"):
+        given = {"argmax_invariant": [], "non_argmax_invariant": [], kind: [Own()]}
+        runner = SimpleNamespace(input_batch=SimpleNamespace(logitsprocs=SimpleNamespace(**given)))
+        with pytest.raises(ValueError, match=r"does not serve the logits processor vllm_refusal_cases\..*Own"):
+            sampler.keyed(None, runner, None, None)
+
+
 def check() -> None:
     """With ``check`` an engine does not start if a module of its model is vLLM's own; otherwise a warning names it."""
     from rl_kernel_native.integrations.vllm import hooks
@@ -76,4 +89,5 @@ def check() -> None:
 def run() -> None:
     attention()
     settings()
+    processors()
     check()
