@@ -37,8 +37,8 @@ bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
 }
 // Whether wgmma has tiles for the call's heads.
 bool fits_tiles(const AttentionInput& p) {
-  if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.value_dim != p.head_dim) return false;
-  return (p.head_dim == 64 || p.head_dim == 128) && p.q_tokens > 0 && p.q_tokens < kMostTokens;
+  if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || (p.parents != nullptr && !fills_tile(p))) return false;
+  return p.q_tokens > 0 && p.q_tokens < kMostTokens;
 }
 // Whether TMA can fetch K and V. Where they are paged, a page takes the place of a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
@@ -71,14 +71,8 @@ bool can_fetch(const AttentionInput& p) {
   return can_fetch(p, p.q, packed_q) && can_fetch(p, p.k, packed_k) && can_fetch(p, p.v, packed_k);
 }
 
-// Whether wgmma has tiles for more than 128 columns. Values may be narrower.
-bool fits_wide_tiles(const AttentionInput& p) {
-  if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || p.parents != nullptr) return false;
-  return p.head_dim > 128 && p.q_tokens > 0 && p.q_tokens < kMostTokens;
-}
-
 bool fits_wgmma(const AttentionParams& p) {
-  if (!(fits_tiles(p) || fits_wide_tiles(p)) || p.group_offsets != nullptr || !at_16_bytes({p.out})) return false;
+  if (!fits_tiles(p) || p.group_offsets != nullptr || !at_16_bytes({p.out})) return false;
   const bool packed = p.cu_seqlens_q != nullptr;
   if (p.block_table != nullptr ? !can_fetch_keys(p) || !can_fetch(p, p.q, packed) : !can_fetch(p)) return false;
   const std::int64_t blocks = p.q_tokens / 128 + std::max<std::int64_t>(p.num_sequences, 1);
@@ -87,7 +81,7 @@ bool fits_wgmma(const AttentionParams& p) {
 
 bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   const bool packed = p.cu_seqlens_q != nullptr;
-  if (!fits_tiles(p) && !fits_wide_tiles(p)) return false;
+  if (!fits_tiles(p)) return false;
   if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
   if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
@@ -136,7 +130,9 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
     return fits && attention_at_16_bytes(p) && has_near_keys(p);
   }
   if (capability != 90 || p.head_dim > 128 || p.value_dim != p.head_dim || !can_fetch_keys(p)) return false;
-  if (plan.kernel == AttentionKernel::kGroups) return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p);
+  if (plan.kernel == AttentionKernel::kGroups) {
+    return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p) && fills_tile(p);
+  }
   if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
   return plan.kernel == AttentionKernel::kPairs || p.head_dim > 64;
 }

@@ -25,7 +25,8 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
           case AttentionKernel::kGroups:
             return run_attention_groups<T, kOverlap>(p, stream);
           default:
-            return p.head_dim > 128 ? attention_wide(p, stream) : run_attention_wgmma<T>(p, stream);
+            if (p.head_dim > 128) return attention_wide(p, stream);
+            return fills_tile(p) ? run_attention_wgmma<T>(p, stream) : attention_padded(p, stream);
         }
       }
     });

@@ -52,7 +52,8 @@ void attention_tree_backward(const AttentionBackwardParams& given, [[maybe_unuse
   if (kernel == GradientKernel::kWgmma) {
     auto* const workspace = static_cast<unsigned char*>(given.workspace);
     const GradientLayout layout(given, kernel);
-    return run_attention_gradients<false>(with_paths(given, workspace + layout.paths_at, stream), kernel, stream);
+    return run_attention_gradients<GradientHeads::kWhole>(with_paths(given, workspace + layout.paths_at, stream),
+                                                          kernel, stream);
   }
 #endif
   float* const behind_delta = static_cast<float*>(given.workspace) + attention_rows(given) * given.num_q_heads;

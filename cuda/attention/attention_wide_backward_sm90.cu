@@ -4,7 +4,7 @@
 namespace rlk::cuda::sm90 {
 
 void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream) {
-  run_attention_gradients<true>(p, kernel, stream);
+  run_attention_gradients<GradientHeads::kWide>(p, kernel, stream);
 }
 
 }  // namespace rlk::cuda::sm90

@@ -8,7 +8,7 @@ void attention_wide_mixed(const AttentionParams& p, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
     if constexpr (T::kPacked) {
-      WideColumns::of(p.head_dim, p.value_dim).keys == 192
+      TileColumns::of(p.head_dim, p.value_dim).keys == 192
           ? run_mixed_by_wgmma<T, 256, WgmmaTile<192, 128>>(p, vectors, stream)
           : run_mixed_by_wgmma<T, 256, WgmmaTile<256>>(p, vectors, stream);
     }

@@ -135,7 +135,21 @@ void run_attention_wide(const AttentionParams& p, cudaStream_t stream) {
     p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
                             : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
   };
-  WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
+  TileColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
+}
+
+// Heads of at most 128 columns that do not fill a tile.
+template <class T>
+void run_attention_padded(const AttentionParams& p, cudaStream_t stream) {
+  const auto launch = [&](auto tile) {
+    using Tile = decltype(tile);
+    p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
+                            : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
+  };
+  const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
+  columns == 64   ? launch(WgmmaTile<64, 64, true>{})
+  : columns == 96 ? launch(WgmmaTile<96, 96, true>{})
+                  : launch(WgmmaTile<128, 128, true>{});
 }
 
 template <class T, class Params>

@@ -18,7 +18,7 @@ enum class AttentionKernel : std::int32_t {
               // value_dim equals head_dim; the plans below need this, too
   kClusters,  // sm_90: four blocks of threads per split, for fewer blocks than kPairs serves; 65 to 128 columns
   kGroups,    // sm_90: kFewRows for groups that share splits; wgmma multiplies a shared split with 64 rows of the group
-  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch of 64, 128, or if no tree 136 to 256 columns; no softcap
+  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch; trees: of 64 or 128 columns; no softcap
   kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
            // kWgmma fits, else kTiles' kernel
 };
@@ -40,20 +40,27 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
 // kGroups need the results of splits; kMixed needs what MixedGrid says.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// Columns of the wgmma kernels' tiles for more than 128 columns. A head's columns end before theirs.
-struct WideColumns {
+// Columns of the wgmma kernels' tiles. A head's columns may end before theirs.
+struct TileColumns {
   std::int64_t keys, values;
-  static constexpr WideColumns of(std::int64_t head_dim, std::int64_t value_dim) {
-    return head_dim <= 192 && value_dim <= 128 ? WideColumns{192, 128} : WideColumns{256, 256};
+  static constexpr TileColumns of(std::int64_t head_dim, std::int64_t value_dim) {
+    if (head_dim > 128) return head_dim <= 192 && value_dim <= 128 ? TileColumns{192, 128} : TileColumns{256, 256};
+    const std::int64_t columns = head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
+    return {columns, columns};
   }
 };
+// Whether heads of at most 128 columns fill a tile. Other heads have instances of their own, whose stores stop at the
+// head's last column. Trees and shared splits have no such instances.
+inline bool fills_tile(const AttentionInput& p) {
+  return p.value_dim == p.head_dim && (p.head_dim == 64 || p.head_dim == 128);
+}
 
 // kWgmma, more than 128 columns of v: totals of splits that do not fit into a block's shared memory, for this many blocks
 // of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles lies before them.
 constexpr int kOuterTotals = 132;
 constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
 inline bool has_outer_totals(const AttentionParams& p) {
-  return p.head_dim > 128 && WideColumns::of(p.head_dim, p.value_dim).values > 128;
+  return p.head_dim > 128 && TileColumns::of(p.head_dim, p.value_dim).values > 128;
 }
 
 // Rows per key head and sequence that would leave most of a larger tile empty.
@@ -190,7 +197,7 @@ struct GradientLayout {
     of_sequence = (p.q_tokens + 63) / 64 + (aligned ? 0 : 1);
     slots = p.cu_seqlens_q != nullptr ? p.q_tokens / 64 + slack * p.num_sequences : of_sequence * p.num_sequences;
     const bool wide = p.head_dim > 128;
-    const std::int64_t keys = wide && WideColumns::of(p.head_dim, p.value_dim).keys == 256 ? 64 : 128;
+    const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys, keys = columns == 256 ? 64 : 128;
     const std::int64_t of_pairs = (of_sequence + 1) / 2;
     query_pairs = !wide                       ? 0
                   : p.cu_seqlens_q != nullptr ? p.q_tokens / 128 + 2 * p.num_sequences
@@ -212,19 +219,23 @@ struct GradientLayout {
     row_sums_at = sums_at + (p.dq != nullptr && !wide ? 256 * p.head_dim * tiles : 0);
     rows_at = row_sums_at + 8 * p.head_dim * rows;
     kept_at = rows_at;  // trees have no parts
-    firsts_at = kept_at + 8 * keys * p.head_dim * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
+    firsts_at = kept_at + 8 * keys * columns * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
     paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
     end = paths_at + attention_path_bytes(p);
   }
 };
 
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
-// kWgmma for more than 128 columns, not over trees; on sm_90 only.
+// kWgmma for more than 128 columns, and for narrower heads that do not fill a tile; not over trees; on sm_90 only.
 RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_padded(const AttentionParams& p, cudaStream_t stream);)
 // kMixed likewise.
 RLK_CUDA_KERNELS(void attention_wide_mixed(const AttentionParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_padded_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_padded_backward(const AttentionBackwardParams& p, GradientKernel kernel,
+                                                cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)

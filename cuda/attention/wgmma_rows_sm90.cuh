@@ -511,9 +511,9 @@ class WgmmaRows {
     asm volatile("bar.sync 1, 256;" ::: "memory");
   }
 
-  // Tiles for wide heads also serve narrower heads, whose columns beyond value_dim are not stored.
+  // Padded tiles serve narrower heads, whose columns beyond value_dim are not stored.
   __device__ __forceinline__ std::int64_t value_dim() const {
-    return Tile::kColumns > 128 ? p_.value_dim : Tile::kValueColumns;
+    return Tile::kIsPadded ? p_.value_dim : Tile::kValueColumns;
   }
   // Merges the head's sink into m and l of the rows. factor: the factors of their sums. used: 0 where a row has nothing
   // but the sink. A product equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
@@ -562,7 +562,7 @@ class WgmmaRows {
     bool exists[2];  // whether the row belongs to this sequence
 #pragma unroll
     for (int r = 0; r < 2; ++r) exists[r] = first_row_ + 8 * r < work.places;
-    constexpr int kAtOnce = 8;
+    constexpr int kAtOnce = Tile::kSums % 32 == 0 ? 8 : 4;
     const float4* outer = nullptr;
     if constexpr (Tile::kOuterFours > 0) outer = outer_totals();
     const std::int64_t stride = p_.num_q_heads * value_dim();
@@ -596,7 +596,7 @@ class WgmmaRows {
           pairs[0][k] = ends.used[0] & packed(x[k].x, x[k].y, ends.inverse[0]);
           pairs[1][k] = ends.used[1] & packed(x[k].z, x[k].w, ends.inverse[1]);
         }
-        const bool is_stored = Tile::kColumns <= 128 || (tile + thread_ % 4) * 8 < value_dim();
+        const bool is_stored = !Tile::kIsPadded || (tile + thread_ % 4) * 8 < value_dim();
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           exchange_in_quad(pairs[r]);

@@ -12,13 +12,14 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kColumns: columns of q and k. kValueColumns: columns of v and O.
-template <int kColumns_, int kValueColumns_ = kColumns_>
+// kColumns: columns of q and k. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer columns.
+template <int kColumns_, int kValueColumns_ = kColumns_, bool kIsPadded_ = (kColumns_ > 128)>
 struct WgmmaTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_;
+  static constexpr bool kIsPadded = kIsPadded_;
   static constexpr int kQueries = 128, kKeys = attention_block(kColumns), kStages = 2;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kBoxes = kColumns / 64, kValueBoxes = kValueColumns / 64;  // 64 columns each
+  static constexpr int kBoxes = (kColumns + 63) / 64, kValueBoxes = (kValueColumns + 63) / 64;  // 64 columns each
   static constexpr int kQueryBoxBytes = kQueries * 128, kBoxBytes = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kValueBytes = kValueBoxes * kBoxBytes;

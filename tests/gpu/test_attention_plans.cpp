@@ -245,6 +245,32 @@ void run_cases(unsigned shard, unsigned shards) {
       run(c);
     }
   }
+  // Heads of at most 128 columns that do not fill a tile of wgmma: every tile, and values of other widths. Slices have
+  // NaN behind a token's last head, and their strides suit TMA. The last run's arrays do not.
+  for (const auto& [head_dim, value_dim] :
+       {std::pair{72, 72}, {80, 80}, {96, 96}, {104, 104}, {120, 120}, {40, 40}, {56, 8}, {96, 64}, {128, 64}}) {
+    for (const Form form : {Form::kPacked, Form::kPadded, Form::kPaged}) {
+      Case c{{{150, 150}, {1, 1}, {30, 1090}, {64, 128}, {0, 5}, {5, 0}}};
+      c.q_form = form == Form::kPaged ? Form::kPadded : Form::kPacked;
+      c.k_form = form;
+      c.layout = form == Form::kPadded ? Layout::kHeadsFirst : Layout::kSlice;
+      c.kv_heads = form == Form::kPacked ? 1 : 2;
+      c.head_dim = head_dim;
+      c.value_dim = value_dim;
+      run(c);
+      c.window = 70;
+      c.sinks = true;
+      c.lengths = {{130, 260}, {66, 66}};
+      run(c);
+      c.window = 0;
+      c.causal = form == Form::kPaged;
+      c.data = Data::kSpecial;
+      run(c);
+      c.data = Data::kNormal;
+      c.shift = 4;
+      run(c);
+    }
+  }
   // Every form and layout; slices are not aligned to vectors.
   for (const Form q_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked}) {
     for (const Form k_form : {Form::kPadded, Form::kLeftPadded, Form::kPacked, Form::kPaged}) {
@@ -312,7 +338,7 @@ void run_cases(unsigned shard, unsigned shards) {
   }
   // Mixed batches: sequences on both sides of the number of queries from which wgmma serves them, with one and several
   // splits.
-  for (const std::int64_t head_dim : {64, 128}) {
+  for (const std::int64_t head_dim : {40, 64, 80, 120, 128}) {
     for (const Form form : {Form::kPaged, Form::kPadded, Form::kPacked}) {
       Case c{{{1, 700}, {300, 1300}, {0, 30}, {16, 1040}, {17, 500}, {2, 1100}, {64, 64}, {65, 1090}, {1, 1}, {3, 2}}};
       c.q_heads = 8;
@@ -449,7 +475,7 @@ void run_cases(unsigned shard, unsigned shards) {
   for (const float bias : {1.0f, 0.3f}) {
     Case c{{{700, 700}, {90, 1500}}};
     c.bias = bias;
-    for (const std::int64_t head_dim : {64, 128}) {
+    for (const std::int64_t head_dim : {64, 96, 128}) {
       c.head_dim = head_dim;
       run(c);
     }
@@ -470,8 +496,14 @@ void run_cases(unsigned shard, unsigned shards) {
 void run_bad_lists() {
   for (const std::vector<std::int32_t>& offsets : std::vector<std::vector<std::int32_t>>{
            {1, 4, 6}, {0, 4, 9}, {0, 7, 6}, {0, 4, 3}, {-3, 4, 6}, {0, 2000000000, 6}, {6, 6, 6}, {0, 0, 0}}) {
-    for (const auto& [of_queries, head_dim] :
-         {std::pair{true, 8}, {false, 8}, {true, 64}, {false, 64}, {true, 136}, {false, 136}}) {
+    for (const auto& [of_queries, head_dim] : {std::pair{true, 8},
+                                               {false, 8},
+                                               {true, 64},
+                                               {false, 64},
+                                               {true, 96},
+                                               {false, 96},
+                                               {true, 136},
+                                               {false, 136}}) {
       Case c{{{4, 4}, {2, 2}}};
       c.head_dim = head_dim;
       Problem problem(c);

@@ -191,10 +191,10 @@ class QueryGradientRows : GradientSteps {
       if (partial) clear_keys(work.num_keys - block * Tile::kKeys, keys_stage, values_stage);
       if (sees) {
         const std::uint32_t keys = shared_.keys(keys_stage);
-        multiply<T, Tile::kBoxes, Tile::kBox, Tile::kBox>(shared_.queries(warpgroup_), keys, s_);
+        multiply<T, Tile::kColumns, Tile::kBox, Tile::kBox>(shared_.queries(warpgroup_), keys, s_);
         mbarrier_wait_block(shared_.values_full(values_stage), values_at_.phase);
-        multiply<T, Tile::kValueBoxes, Tile::kBox, Tile::kBox>(shared_.dout(warpgroup_), shared_.values(values_stage),
-                                                               dp_);
+        multiply<T, Tile::kValueColumns, Tile::kBox, Tile::kBox>(shared_.dout(warpgroup_), shared_.values(values_stage),
+                                                                 dp_);
         wgmma_wait<1>();
         pin(s_);
         exponentiate(work, tile, block * Tile::kKeys);

@@ -42,8 +42,8 @@ class GradientRows : GradientSteps {
     } else if ((work.part + 1) * call_.part_heads < p_.num_q_heads / p_.num_kv_heads) {
       if (has_tiles) keep_sums(work);
     } else {
-      store(work, dk_, p_.softmax_scale, p_.dk);
-      store(work, dv_, 1.0f, p_.dv);
+      store(work, dk_, p_.softmax_scale, p_.dk, Tile::columns(p_));
+      store(work, dv_, 1.0f, p_.dv, Tile::kIsPadded ? static_cast<int>(p_.value_dim) : Tile::kColumns);
     }
   }
 
@@ -97,11 +97,11 @@ class GradientRows : GradientSteps {
 
   // x = the warpgroup's 64 keys times 64 queries, over all columns, from +0.
   __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
-    multiply<T, Tile::kBoxes, Tile::kKeyBox, Tile::kQueryBox>(keys + warpgroup_ * 64 * 128, queries, x);
+    multiply<T, Tile::kColumns, Tile::kKeyBox, Tile::kQueryBox>(keys + warpgroup_ * 64 * 128, queries, x);
   }
   // Computes dq for this tile and block of keys: the warpgroup's half of the columns.
   __device__ __forceinline__ void multiply_dq() {
-    constexpr int kHalf = Tile::kColumns == 128 ? Tile::kKeyBox : Tile::kQueryColumns * 2;
+    constexpr int kHalf = Tile::kBoxes == 2 ? Tile::kKeyBox : Tile::kQueryColumns * 2;
     const std::uint64_t a = tile_descriptor<true>(shared_.ds(same_in_warp(stage())), Tile::kKeyBox);
     const std::uint64_t b = tile_descriptor<true>(shared_.keys() + warpgroup_ * kHalf, Tile::kKeyBox);
     wgmma_fence();
@@ -160,6 +160,7 @@ class GradientRows : GradientSteps {
     const std::uint32_t to = shared_.dq(stage) + (warpgroup_ * kFours * 128 + thread_) * 16;
 #pragma unroll
     for (int j = 0; j < kFours; ++j) {
+      if (Tile::kIsPadded && Tile::column_of(warpgroup_, j) >= Tile::columns(p_)) break;
       asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + j * 128 * 16), "f"(dq_[4 * j]),
                    "f"(dq_[4 * j + 1]), "f"(dq_[4 * j + 2]), "f"(dq_[4 * j + 3])
                    : "memory");
@@ -226,18 +227,20 @@ class GradientRows : GradientSteps {
     meet();
   }
 
-  __device__ __forceinline__ void store(const GradientWork& work, float (&sums)[Tile::kSums], float scale, void* to) {
+  // Scales, rounds and stores dk or dv, whose heads have `columns` columns.
+  __device__ __forceinline__ void store(const GradientWork& work, float (&sums)[Tile::kSums], float scale, void* to,
+                                        int columns) {
     const std::int64_t sequence_token = p_.cu_seqlens_k != nullptr ? 0 : work.sequence * p_.k_tokens;
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const uint4 x = rounded<T>(sums + 4 * tile, r, scale);
-        const int key = row_ + 8 * r;
-        if (work.key + key < work.num_keys) {
+        const int key = row_ + 8 * r, column = (tile + thread_ % 4) * 8;
+        if (work.key + key < work.num_keys && (!Tile::kIsPadded || column < columns)) {
           auto* row = static_cast<typename T::Storage*>(to) +
-                      ((sequence_token + work.k_token + key) * p_.num_kv_heads + work.kv_head) * Tile::kColumns;
-          *reinterpret_cast<uint4*>(row + (tile + thread_ % 4) * 8) = x;
+                      ((sequence_token + work.k_token + key) * p_.num_kv_heads + work.kv_head) * columns;
+          *reinterpret_cast<uint4*>(row + column) = x;
         }
       }
     }

@@ -52,14 +52,14 @@ struct GradientSteps {
     return x;
   }
 
-  // x = 64 rows of `a` times 2 kCount rows of `b`, over all columns, from +0. A box has 64 columns, and takes kBoxA or
-  // kBoxB bytes.
-  template <class T, int kBoxes, int kBoxA, int kBoxB, int kCount>
+  // x = 64 rows of `a` times 2 kCount rows of `b`, over kColumns columns, from +0. A box has 64 columns, and takes
+  // kBoxA or kBoxB bytes.
+  template <class T, int kColumns, int kBoxA, int kBoxB, int kCount>
   static __device__ __forceinline__ void multiply(std::uint32_t a_at, std::uint32_t b_at, float (&x)[kCount]) {
     const std::uint64_t a = tile_descriptor<false>(a_at, 0), b = tile_descriptor<false>(b_at, 0);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kBoxes * 4; ++step) {
+    for (int step = 0; step < kColumns / 16; ++step) {
       const int within = step % 4 * static_cast<int>(kDescriptorStep<false>);
       wgmma<T, 2 * kCount, false, false>(x, a + step / 4 * (kBoxA >> 4) + within, b + step / 4 * (kBoxB >> 4) + within,
                                          step > 0);

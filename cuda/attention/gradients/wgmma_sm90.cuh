@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
   // A warp processes 32 rows of a head, four at a time. Eight lanes share a row, and each lane computes one chain. Rows
   // are loaded in whole chunks and read from shared memory by columns.
-  constexpr int kRowBytes = Tile::kValueColumns * 2, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
+  constexpr int kRowBytes = Tile::kValueBoxes * 128, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
     for (int i = 0; i < kLoads; ++i) {
       const int row = first + (lane + 32 * i) / kChunks, column = (lane + 32 * i) % kChunks * 8;
       chunks[0][i] = chunks[1][i] = make_uint4(0, 0, 0, 0);
-      if (!exists(row) || (Tile::kColumns > 128 && column >= p.value_dim)) continue;
+      if (!exists(row) || (Tile::kIsPadded && column >= p.value_dim)) continue;
       const std::int64_t token = at.q_first + at.tile + row - at.queries.past;
       const auto* dout = static_cast<const typename T::Storage*>(p.dout.data) + column +
                          offset_of(p.dout, packed, at.sequence, token) + head * p.dout.head_stride;
@@ -190,17 +190,20 @@ __global__ void __launch_bounds__(256)
     }
   }
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128;
+  const int columns = Tile::columns(p);
   const auto* sums =
-      reinterpret_cast<const float4*>(call.sums + (head * call.slots + slot) * (Tile::kQueries * Tile::kColumns)) +
-      thread;
-  const std::int64_t columns = Tile::kColumns > 128 ? p.head_dim : Tile::kColumns;
+      reinterpret_cast<const float4*>(call.sums + (head * call.slots + slot) * (Tile::kQueries * columns)) + thread;
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
   for (int tile = 0; tile < Tile::kFours; tile += 4) {
     float4 found[4];
     const int column = Tile::column_of(half, tile) + thread % 4 * 8;
 #pragma unroll
-    for (int k = 0; k < 4; ++k) found[k] = __ldcg(sums + (Tile::four_at(half, tile) + k) * 128);
+    for (int k = 0; k < 4; ++k) {
+      found[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (Tile::kIsPadded && Tile::column_of(half, tile + k) >= columns) continue;
+      found[k] = __ldcg(sums + (Tile::four_at(half, tile) + k) * 128);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       std::uint32_t x[4];
@@ -211,7 +214,7 @@ __global__ void __launch_bounds__(256)
       }
       exchange_in_quad(x);
       const std::int32_t n = at.tile + row + 8 * r;
-      if (n >= at.queries.first && n < at.queries.last && (Tile::kColumns <= 128 || column < columns)) {
+      if (n >= at.queries.first && n < at.queries.last && (!Tile::kIsPadded || column < columns)) {
         const std::int64_t token = row_of(p, at.sequence, at.q_first + n - at.queries.past);
         auto* to = static_cast<typename T::Storage*>(p.dq) + (token * p.num_q_heads + head) * columns + column;
         *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
@@ -348,8 +351,12 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
 }
 
-// All gradients of a call. kIsWide: heads have more than 128 columns.
-template <bool kIsWide, class Params>
+// The heads that a file's instances serve: of 64 or 128 columns; of other widths below 128, or with narrower values; of
+// more than 128 columns.
+enum class GradientHeads { kWhole, kPadded, kWide };
+
+// All gradients of a call.
+template <GradientHeads kHeads, class Params>
 void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
@@ -359,11 +366,15 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         p.exp == Exp::kHardware ? launch_attention_gradients<T, Tile, Exp::kHardware>(p, kernel, stream)
                                 : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
       };
-      if constexpr (kIsWide) {
-        WideColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WideGradientTile<192, 128, 128>{})
-                                                             : launch(WideGradientTile<256, 256, 64>{});
+      const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
+      if constexpr (kHeads == GradientHeads::kWide) {
+        columns == 192 ? launch(WideGradientTile<192, 128, 128>{}) : launch(WideGradientTile<256, 256, 64>{});
+      } else if constexpr (kHeads == GradientHeads::kPadded) {
+        columns == 64   ? launch(GradientTile<64, true>{})
+        : columns == 96 ? launch(GradientTile<96, true>{})
+                        : launch(GradientTile<128, true>{});
       } else {
-        p.head_dim == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
+        columns == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       }
       if (p.dsinks == nullptr) return;
       AttentionBackwardParams of_delta = p;  // delta follows the workspace of the gradients

@@ -13,6 +13,7 @@ template <int kColumns_, int kValueColumns_, int kKeys_>
 struct WideGradientTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_, kQueries = 64, kKeys = kKeys_;
   static constexpr int kStages = 2, kThreads = 3 * 128;
+  static constexpr bool kIsPadded = true;  // heads may have fewer columns
   static constexpr int kBoxes = kColumns / 64, kValueBoxes = kValueColumns / 64;
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
@@ -84,9 +85,9 @@ class WideGradientRows : GradientSteps {
       mbarrier_wait_block(shared_.queries_full(stage), phase);
       if (tile < work.first || tile + Tile::kQueries > work.last) clear_queries(work, tile, stage, phase);
       const int first = Tile::kExchanges ? warpgroup_ * 32 : 0;
-      score<Tile::kBoxes>(shared_.keys(), queries + first * 128, s_);
+      score<Tile::kColumns>(shared_.keys(), queries + first * 128, s_);
       mbarrier_wait_block(shared_.dout_full(stage), phase);
-      score<Tile::kValueBoxes>(shared_.values(), dout + first * 128, dp_);
+      score<Tile::kValueColumns>(shared_.values(), dout + first * 128, dp_);
       if constexpr (Tile::kExchanges) {
         const std::uint32_t p = shared_.base + Tile::kProbabilitiesAt + stage * Tile::kKeyBox, ds = shared_.ds(stage);
         wgmma_wait<1>();
@@ -113,8 +114,8 @@ class WideGradientRows : GradientSteps {
           pack<T>(dp_, ds_of_);
           accumulate<T, Tile::kQueryBox, true>(ds_of_, queries, 2 * half, dk_);
           if (half == 1) break;
-          score<Tile::kBoxes>(shared_.keys(), queries + 32 * 128, s_);
-          score<Tile::kValueBoxes>(shared_.values(), dout + 32 * 128, dp_);
+          score<Tile::kColumns>(shared_.keys(), queries + 32 * 128, s_);
+          score<Tile::kValueColumns>(shared_.values(), dout + 32 * 128, dp_);
         }
       }
       wgmma_wait<1>();
@@ -128,10 +129,10 @@ class WideGradientRows : GradientSteps {
     pin(dv_);
   }
 
-  // x = the warpgroup's 64 keys times 32 queries, over all columns, from +0.
-  template <int kBoxes>
+  // x = the warpgroup's 64 keys times 32 queries, over kColumns columns, from +0.
+  template <int kColumns>
   __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[16]) const {
-    multiply<T, kBoxes, Tile::kKeyBox, Tile::kQueryBox>(keys + first_key() * 128, queries, x);
+    multiply<T, kColumns, Tile::kKeyBox, Tile::kQueryBox>(keys + first_key() * 128, queries, x);
   }
   // sums += weights times the warpgroup's half of the columns of a tile's queries.
   template <int kCount>

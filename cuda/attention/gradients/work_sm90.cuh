@@ -10,17 +10,18 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A tile of products: 64 queries of one head by 128 keys.
-template <int kColumns_>
+// A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns.
+template <int kColumns_, bool kIsPadded_ = false>
 struct GradientTile {
   static constexpr int kColumns = kColumns_, kQueries = 64, kKeys = 128, kStages = 2;
+  static constexpr bool kIsPadded = kIsPadded_;
   static constexpr int kThreads = 3 * 128;
-  static constexpr int kBoxes = kColumns / 64, kValueColumns = kColumns, kValueBoxes = kBoxes;
+  static constexpr int kBoxes = (kColumns + 63) / 64, kValueColumns = kColumns, kValueBoxes = kBoxes;
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
   static constexpr int kDoutBytes = kQueryBytes, kValueBytes = kKeyBytes;
   static constexpr int kSums = kColumns / 2;                  // sums per thread, of dk or dv
-  static constexpr int kQueryColumns = kColumns / 2;          // columns of dq per warpgroup
+  static constexpr int kQueryColumns = kBoxes * 32;           // columns of dq per warpgroup
   static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
   static constexpr int kScalarBytes = kQueries * 4;           // a tile of u, or of delta
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
@@ -29,11 +30,15 @@ struct GradientTile {
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
   static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024 bytes align the start
-  // A tile of dq has the sums of each half of the columns. In each step, a warpgroup stores four sums per thread.
+  // A tile of dq has the sums of each half of the columns, up to the head's last. In each step, a warpgroup stores four
+  // sums per thread.
   // four_at: index of the sums of step `four`, in units of 128 float4. column_of: first column of these sums.
   static constexpr int kFours = kQueryColumns / 8;
   static __device__ __forceinline__ int four_at(int half, int four) { return half * kFours + four; }
   static __device__ __forceinline__ int column_of(int half, int four) { return half * kQueryColumns + four * 8; }
+  static __device__ __forceinline__ int columns(const AttentionInput& p) {
+    return kIsPadded ? static_cast<int>(p.head_dim) : kColumns;
+  }
 };
 
 // Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
@@ -50,7 +55,7 @@ struct GradientCall {
   std::uint32_t* unordered;         // not 0 if offsets contradict the arrays; then no block may wait for a turn
   std::uint32_t* turns;             // [heads, slots]: the number of blocks of keys whose dq is in a tile's sum
   float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
-  float* sums;                      // [heads, slots, 64 * columns]: dq
+  float* sums;                      // [heads, slots, 64 * the head's columns]: dq
   std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
   float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
   // More than 128 columns: a separate kernel computes dq, and nothing uses the turns, sums and kept sums above.
@@ -422,7 +427,8 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
         const int phase = tiles++ >> 1 & 1;
         const auto turn = static_cast<std::uint32_t>(first_contributor<Tile::kKeys>(p.causal, work.num_keys, tile) -
                                                      work.key / Tile::kKeys);
-        float* sums = call.sums + at * (Tile::kQueries * Tile::kColumns);
+        float* sums = call.sums + at * (Tile::kQueries * Tile::columns(p));
+        const int bytes = Tile::kQueries * 4 * Tile::columns(p);
         // Usually the turn comes before the sums are ready.
         if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);
         mbarrier_wait_block(shared.dq_full(parity), phase);
@@ -432,9 +438,9 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
         }
         const std::uint64_t policy = l2_policy(work.key > 0);
         if (turn == 0) {
-          store_bytes(sums, shared.dq(parity), Tile::kTileBytes, policy);
+          store_bytes(sums, shared.dq(parity), bytes, policy);
         } else {
-          add_floats(sums, shared.dq(parity), Tile::kTileBytes, policy);
+          add_floats(sums, shared.dq(parity), bytes, policy);
         }
         wait_for_stored_boxes<0>();
         mbarrier_arrive(shared.dq_empty(parity));
