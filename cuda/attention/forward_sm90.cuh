@@ -1,8 +1,7 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads of 64, 128 or 136 to 256 columns whose
-// tokens the copy engine can fetch, also from pages, and sequences with many queries. A block of threads is persistent.
-// One warp loads. Two warpgroups share a tile of 128 queries of one head, 64 rows each, and take turns on the tensor
-// cores. Inside a warpgroup, a block's softmax runs beside the previous block's P V and the next block's Q K^T. Bound
-// by wgmma; numbers: README.md.
+// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads whose tokens the copy engine can fetch, also
+// from pages, and sequences with many queries. A block of threads is persistent. One warp loads. Two warpgroups share a
+// tile of 128 queries of one head, 64 rows each, and take turns on the tensor cores. Inside a warpgroup, a block's
+// softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers: README.md.
 #pragma once
 
 #include <algorithm>

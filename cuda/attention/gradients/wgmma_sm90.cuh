@@ -1,11 +1,10 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads of 64, 128 or 136 to 256 columns whose tokens TMA can
-// fetch. One kernel prepares lse and delta by tiles of 64 queries. The main one is persistent. Its block of three
-// warpgroups takes 128 keys of a key head. It keeps their dk and dv in registers, and walks the query tiles that see
-// those keys, query head by query head. A job covers all query heads of the key head, or one of them. With one per job,
-// memory keeps dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the
-// contract's order. A third kernel scales and rounds those sums. Heads of more than 128 columns have one kernel for dk
-// and dv (wide_sm90.cuh) and one for dq (queries_sm90.cuh). Bound by wgmma and shared memory;
-// numbers: README.md.
+// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads whose tokens TMA can fetch. One kernel prepares lse
+// and delta by tiles of 64 queries. The main one is persistent. Its block of three warpgroups takes 128 keys of a key
+// head. It keeps their dk and dv in registers, and walks the query tiles that see those keys, query head by query head.
+// A job covers all query heads of the key head, or one of them. With one per job, memory keeps dk and dv between the
+// jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the contract's order. A third kernel scales
+// and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv (wide_sm90.cuh) and one for dq
+// (queries_sm90.cuh). Bound by wgmma and shared memory; numbers: README.md.
 #pragma once
 
 #include <algorithm>
