@@ -26,7 +26,7 @@ from attention_splits import graph_of
 REST = 0.04
 RAGGED = [64, 4096, 130, 2900, 1800, 4018, 3700, 229, 3100, 2400, 3600, 3330, 3401]
 TRAINING = [[4096] * 4, [16384], [1024] * 32, RAGGED]
-WIDTHS = [(64, [4096] * 4), (64, [16384]), (256, [4096] * 4)]  # columns of a head, tokens of sequences
+WIDTHS = [(64, [4096] * 4), (64, [16384]), (96, [4096] * 4), (256, [4096] * 4)]  # columns of a head, lengths
 VALUES = [(192, 128, [4096] * 4)]  # columns of q and k, columns of v, tokens of sequences
 PARTIALS = [(1, 16384), (4, 4096), (64, 4096)]  # sequences, keys; one query each, and 128
 # An engine's steps: sequences, queries of each, keys of each. Mixed batches, prefill behind a cache, drafts.

@@ -222,8 +222,8 @@ def test_plans_of_a_gpu_are_those_that_its_host_code_names() -> None:
         weight = arrays("cuda", 4096, features)
         return plan(lambda: rk.linear(arrays("cuda", rows, features), weight, engine="native"))
 
-    def attends(queries: int, keys: int, sequences: int = 1) -> str:
-        q, k = arrays("cuda", sequences, queries, 8, 128), arrays("cuda", sequences, keys, 2, 128)
+    def attends(queries: int, keys: int, sequences: int = 1, columns: int = 128) -> str:
+        q, k = arrays("cuda", sequences, queries, 8, columns), arrays("cuda", sequences, keys, 2, columns)
         return plan(lambda: rk.attention(q, k, k))
 
     def rotates(tokens: int) -> str:
@@ -236,6 +236,7 @@ def test_plans_of_a_gpu_are_those_that_its_host_code_names() -> None:
         assert products[2].startswith("rows at 2 bytes few rows"), products
         assert products[3].startswith("copies + "), products
         assert (attends(512, 512), attends(1, 4096)) == ("wgmma", "clusters")
+        assert {attends(512, 512, columns=d) for d in (40, 72, 96, 120)} == {"wgmma"}
         assert plan(partial(PLANNED["logprob"], "cuda")) == "clusters"
     else:
         assert all(name.startswith("any layout, ") for name in products), products
