@@ -10,6 +10,7 @@ void attention_padded_mixed(const AttentionParams& p, cudaStream_t stream) {
     if constexpr (T::kPacked) {
       const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
       columns == 64   ? run_mixed_by_wgmma<T, 64, WgmmaTile<64, 64, true>>(p, vectors, stream)
+      : columns == 80 ? run_mixed_by_wgmma<T, 128, WgmmaTile<80, 80, true>>(p, vectors, stream)
       : columns == 96 ? run_mixed_by_wgmma<T, 128, WgmmaTile<96, 96, true>>(p, vectors, stream)
                       : run_mixed_by_wgmma<T, 128, WgmmaTile<128, 128, true>>(p, vectors, stream);
     }

@@ -147,6 +147,7 @@ void run_attention_padded(const AttentionParams& p, cudaStream_t stream) {
   };
   const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
   columns == 64   ? launch(WgmmaTile<64, 64, true>{})
+  : columns == 80 ? launch(WgmmaTile<80, 80, true>{})
   : columns == 96 ? launch(WgmmaTile<96, 96, true>{})
                   : launch(WgmmaTile<128, 128, true>{});
 }

@@ -45,7 +45,7 @@ struct TileColumns {
   std::int64_t keys, values;
   static constexpr TileColumns of(std::int64_t head_dim, std::int64_t value_dim) {
     if (head_dim > 128) return head_dim <= 192 && value_dim <= 128 ? TileColumns{192, 128} : TileColumns{256, 256};
-    const std::int64_t columns = head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : 128;
+    const std::int64_t columns = head_dim <= 64 ? 64 : head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : 128;
     return {columns, columns};
   }
 };

@@ -359,10 +359,10 @@ class WgmmaRows {
   // Rescales part `part` of the sums, which are cut into kParts.
   template <int kParts>
   __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
-    constexpr int kEach = Tile::kSums / kParts;
+    constexpr int kEach = (Tile::kSums + kParts - 1) / kParts;
 #pragma unroll
     for (int i = part * kEach; i < (part + 1) * kEach; ++i) {
-      o_[i] = mul_rn(o_[i], i / 2 % 2 == 0 ? factors.x : factors.y);
+      if (i < Tile::kSums) o_[i] = mul_rn(o_[i], i / 2 % 2 == 0 ? factors.x : factors.y);
     }
   }
 
@@ -580,6 +580,8 @@ class WgmmaRows {
         float4 x[4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
+          x[k] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (tile + k >= Tile::kSums / 4) continue;
           x[k] = merged(tile + k, is_outer ? before[tile - first + k] : total(tile + k));
         }
         if (p_.sinks != nullptr) {

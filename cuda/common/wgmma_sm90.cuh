@@ -134,6 +134,8 @@ __device__ __forceinline__ void wgmma_registers(float (&d)[kN / 2], const std::u
   constexpr bool kIsBf16 = std::is_same_v<T, Bf16>;
   if constexpr (kN == 64 && kIsBf16) RLK_WGMMA_A(64, "bf16", "%32,%33,%34,%35", "36", "37", "38");
   if constexpr (kN == 64 && !kIsBf16) RLK_WGMMA_A(64, "f16", "%32,%33,%34,%35", "36", "37", "38");
+  if constexpr (kN == 80 && kIsBf16) RLK_WGMMA_A(80, "bf16", "%40,%41,%42,%43", "44", "45", "46");
+  if constexpr (kN == 80 && !kIsBf16) RLK_WGMMA_A(80, "f16", "%40,%41,%42,%43", "44", "45", "46");
   if constexpr (kN == 96 && kIsBf16) RLK_WGMMA_A(96, "bf16", "%48,%49,%50,%51", "52", "53", "54");
   if constexpr (kN == 96 && !kIsBf16) RLK_WGMMA_A(96, "f16", "%48,%49,%50,%51", "52", "53", "54");
   if constexpr (kN == 128 && kIsBf16) RLK_WGMMA_A(128, "bf16", "%64,%65,%66,%67", "68", "69", "70");

@@ -295,7 +295,7 @@ class QueryGradientRows : GradientSteps {
     for (int four = 0; four < Tile::kColumns / 8; four += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 x = rounded<T>(sums_ + 4 * four, r, p_.softmax_scale);
+        const uint4 x = rounded<T, Tile::kColumns / 2>(sums_, four, r, p_.softmax_scale);
         const int n = tile + row_ + 8 * r, column = four * 8 + thread_ % 4 * 8;
         if (n >= work.first && n < work.last && column < columns) {
           auto* to = static_cast<typename T::Storage*>(p_.dq) +

@@ -235,7 +235,7 @@ class GradientRows : GradientSteps {
     for (int tile = 0; tile < Tile::kSums / 4; tile += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 x = rounded<T>(sums + 4 * tile, r, scale);
+        const uint4 x = rounded<T, Tile::kSums>(sums, tile, r, scale);
         const int key = row_ + 8 * r, column = (tile + thread_ % 4) * 8;
         if (work.key + key < work.num_keys && (!Tile::kIsPadded || column < columns)) {
           auto* row = static_cast<typename T::Storage*>(to) +

@@ -118,14 +118,16 @@ struct GradientSteps {
   static __device__ __forceinline__ float probability(float t) {
     return kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<AttentionGpu>(t, kExp);
   }
-  // Four tiles of eight columns of row r, from the row's sums: scaled and rounded. The thread gets the columns of tile
-  // lane % 4.
-  template <class T>
-  static __device__ __forceinline__ uint4 rounded(const float* sums, int r, float scale) {
+  // Four tiles of eight columns of row r, from tile `first` of kCount sums on: scaled and rounded. The thread gets the
+  // columns of tile first + lane % 4.
+  template <class T, int kCount>
+  static __device__ __forceinline__ uint4 rounded(const float* sums, int first, int r, float scale) {
     std::uint32_t x[4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const float* const of = sums + 4 * k + 2 * r;
+      x[k] = 0u;
+      if (first + k >= kCount / 4) continue;
+      const float* const of = sums + 4 * (first + k) + 2 * r;
       x[k] = T::pack(add_rn(mul_rn(of[0], scale), 0.0f), add_rn(mul_rn(of[1], scale), 0.0f));
     }
     exchange_in_quad(x);

@@ -370,6 +370,7 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         columns == 192 ? launch(WideGradientTile<192, 128, 128>{}) : launch(WideGradientTile<256, 256, 64>{});
       } else if constexpr (kHeads == GradientHeads::kPadded) {
         columns == 64   ? launch(GradientTile<64, true>{})
+        : columns == 80 ? launch(GradientTile<80, true>{})
         : columns == 96 ? launch(GradientTile<96, true>{})
                         : launch(GradientTile<128, true>{});
       } else {

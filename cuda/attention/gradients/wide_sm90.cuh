@@ -230,7 +230,7 @@ class WideGradientRows : GradientSteps {
     for (int four = 0; four < kSums / 4; four += 4) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const uint4 x = rounded<T>(sums + 4 * four, r, scale);
+        const uint4 x = rounded<T, kSums>(sums, four, r, scale);
         const int key = row() + 8 * r, column = first + four * 8 + thread_ % 4 * 8;
         if (work.key + key < work.num_keys && column < columns) {
           auto* const to = static_cast<typename T::Storage*>(kIsKey ? p_.dk : p_.dv);
