@@ -1,5 +1,5 @@
 """Both passes of rk.attention beside torch's SDPA: training shapes, other head sizes, values narrower than keys,
-partials, and an engine's steps on pages. It prints the tables of cuda/attention/README.md.
+partials, and an engine's steps on pages. The script prints the tables of cuda/attention/README.md.
 
     python bench/attention_passes.py [--only training|widths|values|partials|steps]
 

@@ -1,5 +1,5 @@
 """rk.attention beside FlashAttention-3: paged decode, also after shared prompts, and prefill; trees beside the same
-paths unshared. It prints the tables of cuda/attention/README.md.
+paths unshared. The script prints the tables of cuda/attention/README.md.
 
     python bench/attention_peers.py [--fa3 FILE] [--softcap C] [--only decode|shared|prefill|chunks|trees]
 
@@ -103,7 +103,7 @@ def decode(batch: int, keys: int, softcap: float | None, with_fa3: bool) -> str:
 
 
 def shared_tables(groups: int, rollouts: int, prompt: int, own: int, device: str) -> tuple[torch.Tensor, ...]:
-    """Pages of prompts [groups, pages], and those of rollouts [groups * rollouts, pages], in random order."""
+    """Pages of prompts [groups, pages], and pages of rollouts [groups * rollouts, pages], in random order."""
     of_prompt, of_own = prompt // PAGE, own // PAGE
     pages = torch.randperm(groups * (of_prompt + rollouts * of_own), device=device).to(torch.int32)
     prompts, owns = pages.split([groups * of_prompt, groups * rollouts * of_own])

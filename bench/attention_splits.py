@@ -32,7 +32,7 @@ def build() -> ctypes.CDLL:
 
 
 def graph_of(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """All calls, one after the other, as one graph."""
+    """All calls in order, as one graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -4,7 +4,7 @@
 
 One group of answers of 512 tokens goes through a head of Llama 3 8B, with hidden states and weight in bfloat16. A step
 computes the log-probabilities of the answers' tokens, PPO's clip over all tokens, and the gradients of hidden states
-and weight. Memory is the peak of torch's allocator, less what was allocated before the step (hidden states, weight,
+and weight. Memory is the peak of torch's allocator, less the memory allocated before the step (hidden states, weight,
 ids, masks) and less the two gradients that remain after it. TRL's and Liger's functions come from the installed
 packages. Out of memory is a reported result.
 """

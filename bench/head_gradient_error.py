@@ -2,8 +2,8 @@
 
     python bench/head_gradient_error.py [--rows 8192] [--in-features 4096] [--vocab 128256] [--device cuda]
 
-Hidden states N(0, 1), weights N(0, 1 / in_features), gradients of log-probabilities N(0, 1), all bfloat16 but the last.
-The float64 result takes the same bfloat16 operands, some columns of the vocabulary at a time.
+Hidden states N(0, 1), weights N(0, 1 / in_features), gradients of log-probabilities N(0, 1), all bfloat16 except the
+gradients. The float64 result takes the same bfloat16 operands, some columns of the vocabulary at a time.
 """
 
 from __future__ import annotations

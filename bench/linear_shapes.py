@@ -1,5 +1,5 @@
-"""linear against cuBLAS over the shapes of Llama 3 8B and Qwen3 8B, as a table of time ratios: ours / torch's, of
-engine="native" and of engine="auto".
+"""linear against cuBLAS over the shapes of Llama 3 8B and Qwen3 8B, as a table of time ratios: our time divided by
+torch's, for engine="native" and for engine="auto".
 
     python bench/linear_shapes.py [--rows 1,64,8192] [--passes y,dx,dw,segments]
 
@@ -37,7 +37,8 @@ MOST_OUTPUTS = 2_300_000_000
 
 
 def calls(which: str, rows: int, layer: tuple[int, int]) -> tuple[list[Call], int]:
-    """A call of rk.linear for each engine, then torch's call, and the number of buffers that they rotate over."""
+    """A call of rk.linear for each engine, then torch's call, and the number of buffers that these calls rotate
+    over."""
     outs, ins = layer
     # At least three: with a single matrix, a part stays in L2, whatever its size.
     count = min(12, max(3, ROTATED_BYTES // (outs * ins * 2))) if which == "y" else 1

@@ -24,10 +24,10 @@ from linear_shapes import LAYERS, ROTATED_BYTES
 
 MOST_ROWS = 16384
 GRAPH_US = 700.0  # time of a replay, about
-MOST_GRAPH_US = 1500.0  # a longer replay over all weights gives way to one over few
+MOST_GRAPH_US = 1500.0  # a longer replay over all weights gives way to a replay over few weights
 SLOW_US = 4000.0  # replays above this take half of the rounds
 REPEAT_ABOVE = 1.02
-COPY_BYTES_PER_US, FLOPS_PER_US = 4.2e6, 6.5e8  # about those of an H200
+COPY_BYTES_PER_US, FLOPS_PER_US = 4.2e6, 6.5e8  # about the rates of an H200
 
 Call = Callable[[int], object]
 
@@ -59,7 +59,7 @@ class CublasWithoutWorkspace:
     def multiply(self, x: torch.Tensor, weight: torch.Tensor, y: torch.Tensor) -> None:
         (rows, ins), outs = x.shape, weight.shape[0]
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        # A new stream brings the library's own workspace back, so it is removed afterwards.
+        # A new stream brings the library's workspace back, so it is removed afterwards.
         self.check(self.library.cublasSetStream_v2(self.handle, stream))
         self.check(self.library.cublasSetWorkspace_v2(self.handle, None, ctypes.c_size_t(0)))
         self.check(

@@ -3,7 +3,7 @@
     python bench/steady_power.py [--rows 8192] [--vocab 128256] [--seconds 1.5] [--rounds 4]
 
 Each call repeats by itself for some seconds, of which the first third is not counted. Power is what the driver's energy
-counter gained over time (NVML, by nvidia-ml-py). A GPU's speed drifts by 5 % within a minute. So each call is
+counter gained over time (NVML, by nvidia-ml-py). A GPU's speed drifts by 5 % within a minute. Each call is therefore
 measured between two of G and divided by their mean; every second round takes the opposite order. The table shows
 medians over the rounds, and the range of the rounds' ratios.
 """

@@ -80,7 +80,7 @@ def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 
 class Clock:
-    """Seconds of the parts of a run; an inner part does not count for the outer one."""
+    """Seconds of the parts of a run; an inner part does not count for the outer part."""
 
     def __init__(self, device: str) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -114,7 +114,7 @@ class Clock:
 
 
 class Watched(GRPOTrainer):
-    """TRL's trainer with a clock. It calls TRL's methods, and so also the replacements of `enabled()`."""
+    """TRL's trainer with a clock. The class calls TRL's methods, and so also the replacements of `enabled()`."""
 
     clock: Clock
 
@@ -178,7 +178,7 @@ class Judged:
 
     @property
     def share(self) -> float:
-        """The largest deviation from the reference, as a share of the allowed one."""
+        """The largest deviation from the reference, as a share of the allowed deviation."""
         return max(self.loss_off / self.loss_allowed, self.gradient_off / self.gradient_allowed)
 
     @property
@@ -194,7 +194,7 @@ class Judge(Watched):
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         metrics, clock = self._metrics, self.clock
         self._metrics = {"train": defaultdict(list)}
-        self.clock = Clock("cpu")  # this time is not TRL's
+        self.clock = Clock("cpu")  # TRL does not spend this time
         clock.start("judging")
         self.judged.append(self._judge(model, inputs))
         clock.stop()
@@ -224,7 +224,7 @@ class Judge(Watched):
         slope = slope_at(0.0)
         moved = [(slope_at(shift) - slope).abs() for shift in (-exact.logprob_allowed, exact.logprob_allowed)]
         slope_allowed = torch.maximum(*moved) + row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
-        # Sequences' gradients partly cancel in their sum. Their errors may all add up.
+        # Sequences' gradients partly cancel in their sum. The sequences' errors may all add up.
         slope_allowed *= inputs["completion_mask"]
         sequences = zip(exact.gradient_allowed(slope, slope_allowed), exact.z, strict=True)
         gradient_allowed = sum(float(gradient_of((off * z).sum()).norm()) for off, z in sequences)
@@ -353,7 +353,7 @@ class Run:
 
     @property
     def rewards(self) -> dict[int, float]:
-        """By step; one rollout serves two of them."""
+        """Rewards by step; one rollout serves two steps."""
         return {int(s["step"]): s["reward"] for s in self.steps if "reward" in s}
 
 

@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer with a colocated vLLM, and one switch: the ratio of training to rollout is exactly 1 at every step.
 
 A tiny Qwen3 with random weights learns to repeat a given letter, as in grpo.py. vLLM draws the answers. TRL scores them
-again with the same weights. Each update copies its weights into the running engine.
+again with the same weights. Each update copies TRL's weights into the running engine.
 
     python examples/grpo_vllm.py --steps 20                # rk: one line, rk.enable(rollout="vllm", trainer="trl")
     python examples/grpo_vllm.py --steps 20 --ops stock    # vLLM's and TRL's own operators
@@ -32,7 +32,8 @@ SIZE = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "num_key_value_heads": 1, "max_position_embeddings": 64,
 }  # fmt: skip
-# Logged at every step, for the weights that drew the answers. The first two describe the ratio of training to rollout.
+# Logged at every step, for the weights that drew the answers. The first two values describe the ratio of training to
+# rollout.
 METRICS = ("ratio_at_step0/differing", "ratio_at_step0/max_off", "mismatch/k3", "mismatch/chi2", "tokens_per_second")
 
 
@@ -106,7 +107,7 @@ def make_trainer(folder: str, steps: int, seed: int) -> Any:
         reward_funcs=reward,
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [f"{letter}>" for letter in LETTERS]}),
-        # bf16=False: the weights are bfloat16 themselves, in trainer and engine; autocast is for others.
+        # bf16=False: the weights are bfloat16 themselves, in trainer and engine; autocast serves other models.
         args=GRPOConfig(
             output_dir=folder, max_steps=steps, seed=seed, use_cpu=not torch.cuda.is_available(), bf16=False, beta=0.0,
             use_vllm=True, vllm_mode="colocate", vllm_max_model_length=64, vllm_gpu_memory_utilization=0.3,

@@ -1,4 +1,5 @@
-"""Prints whether tests/gpu_log.json covers these sources. Exits with status 0; with --strict with 1 if it does not."""
+"""Prints whether tests/gpu_log.json covers these sources. Exits with status 0; with --strict, with 1 if the log is
+stale."""
 
 from __future__ import annotations
 

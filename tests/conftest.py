@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-# Otherwise JAX would take three quarters of the GPU's memory with its first array.
+# Without this setting, JAX would take three quarters of the GPU's memory with its first array.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 
@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Registers the torch operators. If the package is imported before torch, it does so only at the first tensor.
+    """Registers the torch operators. If the package is imported before torch, it registers its operators only at the
+    first tensor.
 
     What lives by now lives until the end: 700,000 objects, which every collection would look through.
     """

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / "tests" / "gpu_log.json"
 TREES = ("bindings", "cpp", "cpu", "cuda", "hip", "kernels", "python", "tests")
 
-# Files by their contents alone, so that the hashes are the same with and without git, in a clone and in a copy.
+# Files count by their contents only, so that the hashes are the same with and without git, in a clone and in a copy.
 # Documents are not hashed, since their figures are written after a run. Outputs of a build or a test run are not
 # hashed, and neither is the log.
 SOURCES = {
@@ -43,8 +43,8 @@ def sources(tree: Path) -> list[Path]:
     )
 
 
-# Comments of C++ cannot change a result, so they do not count. Literals are matched, since they may hold what
-# looks like a comment. A quote between digits separates them.
+# Comments of C++ cannot change a result, so they do not count. The pattern matches literals, since a literal may hold
+# text that looks like a comment. A quote between digits separates them.
 CPP = {".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hip", ".hpp", ".inc"}
 LITERAL_OR_COMMENT = re.compile(
     rb'''R"(?P<delimiter>[^(\s"]*)\(.*?\)(?P=delimiter)"'''

@@ -94,7 +94,7 @@ def run_pytest(
 
 
 def sharing_cores(environment: dict[str, str], processes: int) -> dict[str, str]:
-    """Divides the cores among the processes, so that no thread waits for those of another process."""
+    """Divides the cores among the processes, so that no thread waits for another process's threads."""
     cores = len(os.sched_getaffinity(0))
     return {**environment, "OMP_NUM_THREADS": str(max(1, cores // processes))}
 
@@ -107,8 +107,8 @@ def files_with(mark: str) -> list[str]:
 def run_tests(
     workers: int, arguments: list[str], environment: dict[str, str], programs: Future[Any] | None
 ) -> tuple[dict[str, int], list[str], list[str]]:
-    """Like :func:`run_pytest`, for all GPU tests. Tests that measure time run after the parallel ones."""
-    of_selection = bool(arguments)  # a selection may have tests of one kind alone
+    """Like :func:`run_pytest`, for all GPU tests. Tests that measure time run after the parallel tests."""
+    of_selection = bool(arguments)  # a selection may have tests of only one kind
     processes = ["-n", str(workers)] if workers > 1 else []
     shared = sharing_cores(environment, workers) if processes else environment
     many = run_pytest("gpu and not alone", [*processes, *arguments], shared, of_selection)
@@ -119,7 +119,7 @@ def run_tests(
 
 
 def run_binaries(folder: Path) -> tuple[dict[str, int], list[str]]:
-    """The C++ GPU tests of a build: through ctest if it knows them, otherwise the gpu_* programs themselves."""
+    """The C++ GPU tests of a build: through ctest if ctest knows them, otherwise the gpu_* programs themselves."""
     counts, failures = {"passed": 0, "failed": 0, "skipped": 0}, []
     tests: dict[str, list[str]] = {}
     if (folder / "CTestTestfile.cmake").is_file() and shutil.which("ctest"):

@@ -13,7 +13,7 @@ PYTHONPATH must have vLLM 0.26.0 with its libraries and packages (scripts/requir
 transformers must be 5.14 or later. torch must be 2.11, which vLLM's wheel pins, with Triton, since without it vLLM runs
 its first model runner.
 
-The commands, in this order; each is useful only if those before it succeed:
+The commands, in this order; each is useful only if all earlier commands succeed:
 
     align_gpu.py OUT small --settings stock,rk                     # the second runner, CUDA graphs, torch.compile
     align_gpu.py OUT small --settings rk-v1 --steps 3              # the first runner; updates with weight sync
@@ -71,7 +71,7 @@ def config_of(shape: dict[str, int]) -> Any:
 
 
 def configure(folder: Path, shape: dict[str, int]) -> None:
-    """A model without weights, where there is none."""
+    """Makes a model without weights if none exists."""
     if not (folder / "config.json").is_file():
         config_of(shape).save_pretrained(folder)
 
@@ -106,7 +106,7 @@ def main(asked: argparse.Namespace) -> int:
         made(asked.out, [asked.model])
     start, folder = time.perf_counter(), asked.out / asked.model
     model, report = folder / "model", folder / (asked.name or asked.settings.replace(",", "_"))
-    # The share is only what must be free at the start, beside the engines that start together.
+    # The share of memory must be free at the start, although other engines start at the same time.
     memory: dict[str, Any] = {"gpu_memory": 0.05, "cache_gib": CACHE_GIB[asked.model] * max(1, asked.prompts / 128)}
     request = align.request_of(
         model, **REQUEST, **memory, num_prompts=asked.prompts, pages_for=asked.pages_for, logprobs=asked.logprobs,

@@ -1,15 +1,17 @@
-"""Compares vLLM's outputs with this package's plugin off, byte for byte, with those of processes without the package.
+"""Compares vLLM's outputs with this package's plugin off, byte for byte, with the outputs of processes without the
+package.
 
     python tools/align_off_gpu.py OUT MODEL
 
-OUT and MODEL are those of align_gpu.py, which says what PYTHONPATH must have; this package must be there too, and not
-be installed. OUT/MODEL/off.json gets the result, and the exit status is 1 unless all bytes are equal.
+OUT and MODEL are as for align_gpu.py, which says what PYTHONPATH must have; this package must be there too, and not be
+installed. OUT/MODEL/off.json gets the result, and the exit status is 1 unless all bytes are equal.
 
 Three processes draw the same 256 requests and score prompts, with vLLM's own operators and defaults:
 
 - absent: the package is nowhere on the path. It compiles.
-- off: vLLM finds and calls the package's entry point, and RLK_VLLM is not set. It loads what the first has compiled.
-- again: as the first, at the same time as the second. It shows whether vLLM repeats its own bytes.
+- off: vLLM finds and calls the package's entry point, and RLK_VLLM is not set. This process loads the code that the
+  first one compiled.
+- again: as the first, at the same time as the second. This process shows whether vLLM repeats its own bytes.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ json.dump({
 
 
 def entry_point(folder: Path) -> None:
-    """What an installation of the package has beside its files (pyproject.toml): vLLM finds its plugin by it."""
+    """The entry point that an installation of the package adds to its files (pyproject.toml): vLLM finds the plugin by
+    it."""
     facts = folder / f"{PACKAGE}-0.dist-info"
     facts.mkdir()
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0\n")

@@ -2,10 +2,10 @@
 
     python tools/align_shared_gpu.py OUT MODEL [options]       # MODEL and PYTHONPATH as for align_gpu.py
 
-Rollouts with and without groups alternate in one engine. With --default, a second engine follows. It has vLLM's default
-CUDA graphs, so its decode steps have no groups. Every rollout must have the same tokens and log-probabilities, byte for
-byte. The exit status is 1 if one differs, or if no call of the first engine had groups. OUT/MODEL/shared.json gets the
-numbers.
+Rollouts with and without groups alternate in one engine. With --default, a second engine follows. The second engine has
+vLLM's default CUDA graphs, so its decode steps have no groups. Every rollout must have the same tokens and
+log-probabilities, byte for byte. The exit status is 1 if one differs, or if no call of the first engine had groups.
+OUT/MODEL/shared.json gets the numbers.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def menu(pages: dict[Path, Path]) -> str:
 
 
 def without_code(page: str) -> str:
-    """A page's HTML without what is shown as code."""
+    """A page's HTML without the parts shown as code."""
     return re.sub(r"<(pre|code)\b.*?</\1>", "", page, flags=re.S)
 
 
@@ -241,7 +241,8 @@ def lay_out(_app: Any, _what: str, _name: str, _thing: Any, _options: Any, lines
 
 
 def joined(overloads: list[inspect.Signature], function: Any) -> inspect.Signature:
-    """One signature in place of a function's overloads: each parameter and the result have the union of their types."""
+    """Gives one signature in place of a function's overloads: each parameter and the result have the union of their
+    types."""
 
     def union(types: list[Any]) -> str:
         parts = dict.fromkeys(part for one in types for part in str(one).split(" | "))

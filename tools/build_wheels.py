@@ -10,7 +10,7 @@ rl_kernel_native. Wheels go to dist/, their sizes, hashes and commits to dist/wh
 
     python tools/build_wheels.py --check --tag v0.1.0       builds nothing; checks dist/ against its wheels.md
 
-If RLK_REPOSITORY_URL is set, project URLs and the links of the description use it; otherwise there are none.
+If RLK_REPOSITORY_URL is set, project URLs and the links of the description use it; otherwise there are no links.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def with_links(metadata: str, url: str) -> str:
 
 def sources(to: Path) -> str:
     """Copies the files that git knows, in their current state, to ``to``. Nothing else of the tree gets into a wheel.
-    Returns the commit, and whether files differ from it."""
+    Returns the commit, and whether files differ from that commit."""
     names = run(["git", "-C", ROOT, "ls-files", "-z"]).split("\0")[:-1]
     for name in names:
         if (ROOT / name).is_file():

@@ -47,7 +47,7 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def page_prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yields a page without code and headings, with links as the words that they show."""
+    """Yields a page without code and headings, with links as their visible words."""
     text = re.sub(r"(?ms)^ *```.*?^ *```\s*?$", lambda code: "\n" * code[0].count("\n"), text)
     text = re.sub(r"(?m)^#.*$", "", text)
     line = 1
@@ -77,8 +77,8 @@ def _joined(comments: Iterable[tuple[int, bool, str]]) -> Iterator[tuple[int, st
 
 
 def sentences(block: str) -> Iterator[str]:
-    """Yields the sentences of a block. A listed line, or a row of a table, begins a new sentence. So does an indented
-    line, unless it continues a listed line that is indented less."""
+    """Yields the sentences of a block. A listed line, or a row of a table, begins a new sentence. An indented line also
+    does, unless it continues a listed line that is indented less."""
     for paragraph in re.split(r"\n\s*\n", block):
         text = ""
         item = None  # the indent of the listed line that a line may continue

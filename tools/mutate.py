@@ -13,18 +13,18 @@ Faults are drawn by a rule: every file and every kind of fault in turn, at a pla
 picks. A change of one file therefore leaves the faults of all other files unchanged. The first seed draws the faults
 that the record has decided before others, since hashes of paths change where a file moves. The work happens in a copy
 of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in
-Python needs no build. A fault that does not compile is drawn again. So is a fault that neither changes the object code
-nor fails a C++ test of its header: either the compiler shows it equivalent, or it lies in device code. A test that does
-not end counts as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing observable, with
-the reason; these count neither way.
+Python needs no build. A fault that does not compile is drawn again. The tool also redraws a fault that neither changes
+the object code nor fails a C++ test of its header. Either the compiler shows it equivalent, or it lies in device code.
+A test that does not end counts as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing
+observable, with the reason; these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.
 
 With --build, a machine with a compiler builds all faults of C++ at once, each behind a switch, in
 ``build/mutate_switched``. With --built, a machine without a compiler judges faults by files of that folder:
-switches.json, the extension, and those C++ tests that were copied. A fault that survives there stays undecided until it
-is planted alone.
+switches.json, the extension, and those C++ tests that were copied. A fault that survives such tests stays undecided
+until it is built alone.
 
 The record is tools/mutants.json, which is committed, and after it the lines of build/mutants.jsonl. A run judges only
 what both lack. A line is a verdict, or a file of tests that passed with a fault, so a stopped run repeats little.
@@ -116,7 +116,7 @@ def read_by_the_cpu() -> set[Path]:
 
 
 def compiled_with(left: list[Path]) -> set[Path]:
-    """These files, and the headers that they include."""
+    """The given files, and the headers that they include."""
     found = set(left)
     while left:
         path = left.pop()
@@ -179,7 +179,7 @@ def drawn(layer: str, count: int, seed: int, of: str = "*") -> list[Fault]:
 
 
 def redrawn(fault: Fault, used: set[str]) -> Fault | None:
-    """Another fault of the same file, and of the same kind if there is one."""
+    """Another fault of the same file, and if possible of the same kind."""
     left = [f for f in faults_of(fault.layer) if f.path == fault.path and f.name not in used]
     left.sort(key=lambda f: (f.kind != fault.kind, abs(f.line - fault.line)))
     return left[0] if left else None
@@ -319,7 +319,7 @@ class Copy:
             return (os.waitstatus_to_exitcode(done[1]) if done[0] else ENDLESS), output.read()
 
     def python_notices(self, tests: list[str], chosen: str = "not compile") -> str:
-        """The test that fails, or "" if none does. Each file has a fork of its own, so the first one starts at once."""
+        """The test that fails, or "" if all tests pass. Each file has its own fork, so the first one starts at once."""
         for test in tests:
             file = self.root / test.partition("::")[0]
             content = file.read_bytes() if file.exists() else b""
@@ -441,8 +441,8 @@ def planted_line(fault: Fault) -> str:
 
 
 def key_of(fault: Fault) -> tuple[str, str]:
-    """The record and the table of equivalents know a fault by its file and its line with the fault. A call or condition
-    that is gone leaves no line of its own, so the original text stands for it."""
+    """The record and the table of equivalents know a fault by its file and its line with the fault. A removed call or
+    condition leaves no line of its own, so the original text stands for it."""
     source = (ROOT / fault.path).read_text()
     gone = source[fault.begin : fault.end].splitlines()[0]
     if fault.kind in ("call", "branch"):
@@ -465,8 +465,8 @@ def commit() -> str:
 
 
 class Record:
-    """Verdicts, one a line of JSON: the committed ones, and those of this machine, which come later. A fault is known
-    by its file and its line with the fault, so it outlives others."""
+    """Verdicts, one a line of JSON: the committed verdicts, then the later verdicts of this machine. A fault is known
+    by its file and its line with the fault, so it outlives other changes."""
 
     def __init__(self, path: Path, committed: Path = COMMITTED, at: str = "") -> None:
         self.path, self.at = path, at
@@ -515,8 +515,8 @@ class Record:
 def judged(
     faults: list[Fault], record: Record, copy: Copy | None, again: bool, switches: Switched | None = None
 ) -> Iterator[tuple[Fault, str | None]]:
-    """Each fault, and those drawn in place of others, with who notices it. Without a copy: None for what the record
-    does not have. A fault that survives behind a switch is planted alone."""
+    """Each fault, and those drawn in place of others, with who notices it. Without a copy: None for faults that the
+    record lacks. A fault that survives behind a switch is planted alone."""
     used = {fault.name for fault in faults}
     left = faults[::-1]
     while left:
@@ -553,7 +553,7 @@ def build_switches(faults: list[Fault], record: Record, arguments: argparse.Name
 
 
 def judge(faults: list[Fault], arguments: argparse.Namespace) -> bool:
-    """Judges faults in forks of this process, those of a file in one fork. False if the tree does not build."""
+    """Judges faults in forks of this process, all faults of a file in one fork. False if the tree does not build."""
     record = Record(arguments.record, at=arguments.at)
     switches: Switched | None = None
     alone = Built(faults, tests_of) if arguments.built else Copy(arguments.jobs)

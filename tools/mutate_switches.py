@@ -72,7 +72,7 @@ def behind_switch(source: str, fault: Any, number: int) -> tuple[int, int, str]:
 
 
 def switched(source: str, numbers: Mapping[Any, int]) -> tuple[str, list[Any]]:
-    """A file with faults behind switches, and those that it holds: of two that overlap the first."""
+    """A file with faults behind switches, and those that it holds: of two overlapping faults, the first."""
     places = sorted((*behind_switch(source, fault, number), fault) for fault, number in numbers.items())
     held: list[tuple[int, int, str, Any]] = []
     for place in places:
@@ -138,8 +138,8 @@ class Switches:
 
 
 class BuiltSwitches:
-    """What a Switched needs to judge by an earlier build. It needs no compiler, so the extension and C++ tests may come
-    from another machine. A fault that all tests pass stays undecided, since the compiler may have lost it."""
+    """What a Switched needs to judge by an earlier build. The data need no compiler, so the extension and C++ tests may
+    come from another machine. A fault that all tests pass stays undecided, since the compiler may have lost it."""
 
     is_built = True
 
@@ -149,7 +149,7 @@ class BuiltSwitches:
         self.numbers = {fault: held[fault] for fault in faults if fault in held}
 
     def refresh(self: Any, path: Path) -> None:
-        """The C++ files of the copy stay as they were built."""
+        """The C++ files of the copy stay as built."""
         if path.suffix not in (".cpp", ".h") or not (self.root / path.relative_to(ROOT)).exists():
             super().refresh(path)
 

@@ -1,4 +1,4 @@
-"""Tables of tools/mutate.py: which tests should notice the faults of a file, and the faults that none can notice."""
+"""Tables of tools/mutate.py: which tests should notice the faults of a file, and the faults that no test can notice."""
 
 from __future__ import annotations
 

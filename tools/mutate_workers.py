@@ -13,7 +13,7 @@ from pathlib import Path
 
 def in_parallel(works: Iterable[Callable[[int], None]], workers: int) -> None:
     """Runs each job in a fork of this process, at most `workers` at once. Each job gets its worker's number, which no
-    other running job has. Jobs are taken when a worker is free, so the iterable may prepare later ones."""
+    other running job has. Jobs are taken when a worker is free, so the iterable may prepare later jobs."""
     free, running = list(range(workers)), dict[int, int]()
 
     def end_one() -> None:
@@ -46,7 +46,7 @@ def in_parallel(works: Iterable[Callable[[int], None]], workers: int) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """One process at a time; the path names the lock."""
+    """Admits one process at a time; the path names the lock."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

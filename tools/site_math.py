@@ -31,7 +31,7 @@ def inline(translator: Any, node: Any) -> None:
 
 
 def block(translator: Any, node: Any) -> None:
-    """Writes a formula on lines of its own."""
+    """Writes a formula on separate lines."""
     translator.body.append(f'<div class="math">{mathml(node.astext(), "block", node)}</div>\n')
     raise nodes.SkipNode
 

@@ -23,14 +23,13 @@ def arithmetic(unit: str) -> Computing:
 
     Args:
         unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
-            ``"sm_90"``: matrix products and the exponential are those of an H200, both verified against the hardware;
-            this includes attention's bfloat16 and float16 products in the forward.
-            ``"sm_80"``, ``"gfx942"`` and ``"gfx90a"``: matrix products of these units by published rules, not
-            verified; their own exponential is not modelled.
-            These units multiply only bfloat16 and float16. Outside ``"ieee"``, float32 operands of a product are a
-            ValueError; only attention accepts them and uses the same chains everywhere. GPUs compute with their own
-            units whatever the context says. A compiled call (torch.compile) computes in ieee arithmetic, and raises an
-            error if the context asks for another unit.
+            ``"sm_90"``: matrix products and the exponential are computed as on an H200, both verified against the
+            hardware; this includes attention's bfloat16 and float16 products in the forward. ``"sm_80"``, ``"gfx942"``
+            and ``"gfx90a"``: matrix products as these units compute them by published rules, not verified; the units'
+            exponential is not modelled. These units multiply only bfloat16 and float16. Outside ``"ieee"``, float32
+            operands of a product are a ValueError; only attention accepts them and uses the same chains everywhere.
+            GPUs compute with their own units whatever the context says. A compiled call (torch.compile) computes in
+            ieee arithmetic, and raises an error if the context asks for another unit.
     A backward computes in the unit of its forward, in any thread. Activation checkpointing repeats the forward in
     the thread that runs backward: pass ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint``
     (for ``use_reentrant=False``), or open the context inside the checkpointed function (for both forms).
@@ -140,7 +139,7 @@ def unresolved_exp(exp: str | None) -> int:
 
 
 def resolve_traced(mode: int, device_type: str) -> int:
-    """The mode of a traced call when it runs. Its default on the CPU is portable, in forward and backward."""
+    """The mode of a traced call when it runs. The default on the CPU is portable, in forward and backward."""
     if device_type != "cpu":
         return resolve_exp(None, device_type) if mode == AS_CALLED else mode
     if mode == AS_CALLED and _current.get() == "sm_90":
@@ -174,7 +173,8 @@ def resolve_exp(exp: str | None, device_type: str) -> int:
 
 
 def arithmetic_of(device: Any) -> str:
-    """The unit whose matrix products torch's device computes: a GPU its own, the CPU the one of :func:`arithmetic`."""
+    """The unit whose matrix products torch's device computes: a GPU has its own unit, the CPU the unit of
+    :func:`arithmetic`."""
     if device.type == "cpu":
         return current_arithmetic()
     torch: Any = importlib.import_module("torch")

@@ -15,10 +15,10 @@ def canonical_blas() -> dict[str, str]:
     """Makes the GEMMs of cuBLAS in this process sum in ascending order of K, as this library does.
 
     A trainer's own ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes these bits
-    equal those of :func:`linear`. Call it before the first CUDA work of the process. torch reads both variables when it
-    makes its cuBLAS handle and workspace; cuBLASLt's variable is read only once. Clearing torch's workspaces afterwards
-    therefore does not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8`` alone and
-    refuses this setting, though it is stricter: cuBLAS still splits K under ``:16:8``.
+    equal the bits of :func:`linear`. Call it before the first CUDA work of the process. torch reads both variables when
+    it makes its cuBLAS handle and workspace; cuBLASLt's variable is read only once. Clearing torch's workspaces
+    afterwards therefore does not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8``
+    alone and refuses this setting, though it is stricter: cuBLAS still splits K under ``:16:8``.
 
     Without CUDA it changes only the environment. Other values of the two variables are replaced, and processes that are
     started later inherit them.

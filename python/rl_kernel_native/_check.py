@@ -209,7 +209,7 @@ def denominator(value: Any) -> tuple[Any, float]:
 
 
 def shape_of(array: Any) -> tuple[int, ...]:
-    """The shape; () for a value without one, such as a nested tensor."""
+    """The shape; () for a value without a shape, such as a nested tensor."""
     try:
         shape = array.shape
     except (AttributeError, RuntimeError):

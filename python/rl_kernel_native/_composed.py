@@ -49,8 +49,8 @@ def _saved(ctx: Any, of: Composed) -> list[Any]:
 
 class Composing(Eager):
     """Eager autograd. Arguments are the operands that may have gradients, and (operator, all its arrays, its options).
-    A subclass may have another forward, whose first arguments are these operands. A forward that takes ctx costs a
-    third of the time of one with setup_context."""
+    A subclass may have another forward, whose first arguments are these operands. A forward that takes ctx takes a
+    third of the time of a forward with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:

@@ -120,8 +120,8 @@ class Bound:
     """The allowed error of a result before it is rounded to its dtype.
 
     Attributes:
-        of: function of facts, given by keyword, that returns the bound. It uses only arithmetic, so it accepts and
-            returns arrays.
+        of: function of facts, given by keyword, that returns the bound. The function uses only arithmetic, so it
+            accepts and returns arrays.
         text: the bound as a line of text, in Python's notation and with :data:`SHORTHAND`.
         why: where it comes from.
     """
@@ -151,9 +151,9 @@ class Row:
         direction: "forward" or "backward".
         kind: one of KINDS.
         keeps: the VARIATIONS under which every bit stays the same.
-        backends: those of BACKENDS whose bits are equal.
-        bound: the bound against float64; for a matrix product, that of fused multiply-adds.
-        unit_bound: the bound for products by a matrix unit; None: the same.
+        backends: the backends of BACKENDS whose bits are equal.
+        bound: the bound against float64; for a matrix product, the bound of fused multiply-adds.
+        unit_bound: the bound for products by a matrix unit; None: the same bound.
         rounded: whether the last step rounds the result to the dtype of the inputs. Otherwise the result is float32,
             and the bound includes its rounding.
         dtypes: those of the inputs.
@@ -182,7 +182,7 @@ class Row:
             dtype: dtype of the result; its rounding is added if the row is ``rounded``.
             expected: the float64 value, an array or a number.
             unit: "ieee", or the matrix unit that multiplied.
-            facts: those of the bound, :data:`FACTS`.
+            facts: the facts of the bound, :data:`FACTS`.
         Raises: TypeError for a missing or unknown fact; ValueError for another unit; KeyError for another dtype.
         """
         one_of("unit", unit, UNITS)

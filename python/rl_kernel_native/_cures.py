@@ -14,7 +14,7 @@ _WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # a call would w
 
 
 def of_value(name: str, value: Any) -> str:
-    """The remedy for a value that is no array; empty if none is known."""
+    """The remedy for a value that is no array; empty if no remedy is known."""
     if isinstance(value, list) or type(value) is tuple:
         return f"; pass torch.tensor({name}) or np.array({name})"
     if isinstance(value, numbers.Number):
@@ -29,8 +29,8 @@ def of(name: str, value: Any, said: str) -> str:
     """The cure for what the extension says about an argument: "; " and what to do, or empty.
 
     Args:
-        value: a torch tensor, or what describes one in a trace; the DLPack capsule of another framework's array; or a
-            value that is no array.
+        value: a torch tensor, or a trace's description of a tensor; the DLPack capsule of another framework's array; or
+            a value that is no array.
         said: the message without the argument's name.
     """
     if _WRITTEN.match(name):

@@ -2,7 +2,7 @@
 
 torch tensors are passed directly. The extension reads them through the DLPack C exchange API, on torch's current
 stream, and allocates from torch. Every other array is passed as a DLPack capsule, requested with an explicit stream.
-Its outputs are allocated here, in the caller's framework.
+The call's outputs are allocated here, in the caller's framework.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _is_torch_loaded() -> bool:
 
 # Sets the attribute that torch.compiler.assume_constant_result sets, without importing torch. Otherwise a trace of the
 # line above would wrap every module of the process. Such a trace would fail on lazy modules that import more when they
-# are inspected, such as those of execnet and apipkg.
+# are inspected, such as the lazy modules of execnet and apipkg.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -282,7 +282,7 @@ class Frame:
             jax = sys.modules["jax"]
             if self.device != "cpu":
                 with self._on_device():
-                    _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX continues on its own streams
+                    _cupy(self.device).cuda.Stream(null=True).synchronize()  # JAX continues on other streams
             if not isinstance(array, np.ndarray):
                 return jax.dlpack.from_dlpack(array)
             made, devices = jax.numpy.asarray(array), self._owner.devices()

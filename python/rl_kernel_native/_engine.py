@@ -1,6 +1,6 @@
 """Builds everything that torch needs from an operator's description in :mod:`_operator`.
 
-These are a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
+It makes a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
 of torch.func, serves traces and transforms.
 """
 
@@ -165,7 +165,7 @@ def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int) -> Any:
-    """The options of the backward are those of the forward, the dtype of the weight's gradient, and main_grad."""
+    """The options of the backward are the forward's options, the dtype of the weight's gradient, and main_grad."""
     if op.casts and is_autocasting():
         arrays = _cast(op, arrays)
     of: Any = op.gradient

@@ -1,7 +1,7 @@
 """Checks of the arguments of rk.jax while JAX traces a call, when shapes, dtypes and Python values are known.
 
-Each check calls the operator itself on an array without rows, so that its messages are the operator's own. The number
-of rows is compared here. A later error would be an INTERNAL error of JAX, with the traceback of its callback.
+Each check calls the operator itself on an array without rows, so that the operator writes the messages. The number of
+rows is compared here. A later error would be an INTERNAL error of JAX, with the traceback of its callback.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def _no_rows(of: Kind) -> np.ndarray:
 
 
 def _one_row(of: Kind) -> np.ndarray:
-    """An array of this kind, all of whose rows share the memory of one."""
+    """An array of this kind, all of whose rows share the memory of one row."""
     shape, dtype = of
     row = np.zeros(shape[-1:], dtype)
     return np.lib.stride_tricks.as_strided(row, shape, (*(0,) * (len(shape) - 1), *row.strides))
 
 
 def _of_rows(name: str, of: Kind, rows: Kind, of_rows: str) -> np.ndarray:
-    """An array without rows, made after the array's shape was compared with that of the rows."""
+    """An array without rows, made after the array's shape was compared with the shape of the rows."""
     if of[0] != rows[0][:-1]:
         wanted = f"{list(rows[0][:-1])} ({of_rows} without the last dimension)"
         raise ValueError(f"{name}: expected shape {wanted}, got {list(of[0])}")

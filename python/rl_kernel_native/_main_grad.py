@@ -1,5 +1,5 @@
-"""main_grad: memory to which backward adds the gradient of a weight. This module says what is allowed, and when it is
-written."""
+"""main_grad: memory to which backward adds the gradient of a weight. This module says which buffers are allowed, and
+when they are written."""
 
 from __future__ import annotations
 

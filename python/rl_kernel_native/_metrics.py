@@ -60,6 +60,6 @@ class MetricVector:
     def __repr__(self) -> str:
         try:
             shown = self._shown()
-        except Exception:  # a fake or a traced tensor has no values to show, and printing one is no error
+        except Exception:  # a fake or a traced tensor has no values to show, and printing such a tensor is no error
             return f"{type(self).__name__}({self.vector!r})"
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"

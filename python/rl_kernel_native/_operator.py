@@ -1,7 +1,7 @@
 """An operator as data: its arrays, options, outputs, extension functions and derivatives.
 
-From it :mod:`_engine` builds all that torch asks for. These are the schema, the fake kernel, the eager call, autograd
-and the rules of torch.func and torch.compile. :mod:`_call` calls the operator from any framework.
+From it :mod:`_engine` builds all that torch asks for. These parts are the schema, the fake kernel, the eager call,
+autograd and the rules of torch.func and torch.compile. :mod:`_call` calls the operator from any framework.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
 
 @dataclass(frozen=True)
 class Loss:
-    """What :func:`kept` describes. A backward multiplies the kept gradients by the incoming one. There is no second
-    derivative.
+    """What :func:`kept` describes. A backward multiplies the kept gradients by the incoming gradient. There is no
+    second derivative.
 
     Attributes:
         outputs: number of outputs in front of the gradients: the loss, then constants.
@@ -101,40 +101,40 @@ class Like:
 
 @dataclass(frozen=True)
 class Composed:
-    """Derivatives composed of torch's own operators, in addition to a native first one. They are built for correctness,
-    not for speed.
+    """Derivatives composed of torch's own operators, in addition to a native first derivative. These derivatives are
+    built for correctness, not for speed.
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        composed: a function of the arrays ``of`` and the options. It computes the first outputs, those present, by
+        composed: a function of the arrays ``of`` and the options. It computes the first outputs that are present by
             torch's operators. None where ``backward`` and ``tangents`` are given.
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.
         eager: a function that returns the autograd Function of eager calls, for an operator so short that the engine's
             general one would add a tenth to its time.
-        backward: a function that returns the gradients of ``of``, None for those that are not wanted. Its arguments are
-            a function that calls operators, the incoming gradients or None, what was kept, the options and which
+        backward: a function that returns the gradients of ``of``, None for unwanted gradients. Its arguments are a
+            function that calls operators, the incoming gradients or None, the kept arrays, the options and which
             gradients are wanted. None: use ``composed``.
         tangents: a function that returns the tangents of the first outputs. Its arguments are a function that calls
             operators, tangents and arrays of ``of``, and the options. None: use ``composed``.
-        asked: a function of arrays and options that tells whether outputs after the first are asked for. If not,
-            autograd sees the first output alone.
+        asked: a function of arrays and options that tells whether outputs after the first are asked for. Otherwise
+            autograd sees only the first output.
         accumulates: position of the array whose gradient is added to a ``main_grad``. The
             array ``main_grad`` is the last option, and no schema has it.
-        beside: position of an array whose gradient is cheap, and computed whenever that of ``accumulates`` is.
+        beside: position of an array whose gradient is cheap, and computed whenever the gradient of ``accumulates`` is.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: one call for each element.
         constants: text of the error for a gradient of another array; "" selects the text of every operator. With None,
             other arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
-        likes: positions of arrays whose :class:`Like` a backward reads in front of what was kept.
+        likes: positions of arrays whose :class:`Like` a backward reads in front of the kept arrays.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
         loss: what :func:`kept` says.
         no_tangent: text of the error for a tangent of another array; "" selects the text of every operator.
         dims: most dimensions that kernels read at any stride; the last must be contiguous.
         as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
-            gradients unchanged. Otherwise, incoming gradients are cast to the dtype of the first kept array.
+            gradients unchanged. Without this flag, incoming gradients are cast to the dtype of the first kept array.
     """
 
     of: tuple[int, ...]
@@ -164,7 +164,7 @@ def linear(
 ) -> Composed:
     """Derivatives of an operator that is linear in the arrays ``of``.
 
-    The operator itself maps tangents. Its transpose, which is linear in the same way, maps gradients.
+    The operator itself maps tangents. The operator's transpose, which is also linear, maps gradients.
 
     Args:
         along: a function that returns tangents of the first outputs, or gradients of ``of``. Its arguments are: a
@@ -234,8 +234,8 @@ class Operator:
         options: the options in the schema's form.
         outputs: a function of arrays and options that returns each output's shape, or None for an output that is not
             asked for. If left out, every output has the shape of the leading array.
-        dtypes: one for each output: a name; None for that of the leading array; or the position of an array. It may
-            also be a function of the options that returns the extension's number or None.
+        dtypes: one for each output: a name; None for the dtype of the leading array; or the position of an array. It
+            may also be a function of the options that returns the extension's number or None.
         native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
             arrays instead. If left out, the extension's function of the operator's name.
         gradient: None for an operator without gradients, which treats its inputs as detached.
@@ -289,7 +289,8 @@ class Operator:
     def into(self, at: int) -> Operator:
         """The operator that adds output ``at`` to main_grad, its first array, and returns the other outputs.
 
-        It lacks the option for the dtype of that output. ``native`` gets None for this option, and main_grad by name.
+        This function lacks the option for the dtype of that output. ``native`` gets None for this option, and main_grad
+        by name.
         """
         options = self.options.split(", ")
         place = next((i for i, option in enumerate(options) if option.startswith("ScalarType")), len(options))

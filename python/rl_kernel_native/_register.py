@@ -50,8 +50,8 @@ def fake(name: str, kernel: Callable[..., Any]) -> None:
 
 def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
     """Registers an operator's kernel. ``differentiable`` computes the same by autograd Functions, for a graph that was
-    exported without them. If it is None, a call that would lose a derivative is an error. Such a call is also an error
-    under a transform of torch.func, which must reach the Function before the operator."""
+    exported without them. If it is None, a call that would lose a derivative is an error. A call that would lose a
+    derivative is also an error under a transform of torch.func, which must reach the Function before the operator."""
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, _known(name, kernel, _value), key)
     operator = getattr(torch.ops.rl_kernel_native, name).default

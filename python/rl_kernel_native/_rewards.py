@@ -13,8 +13,8 @@ _NUMERIC = "fiub"  # kinds of NumPy's dtypes
 
 
 def as_float32(array: Any, name: str, like: Any = None) -> Any:
-    """`array` as float32 in its own framework. A list becomes a NumPy array, or a tensor on the device of the tensor
-    `like`."""
+    """`array` as float32 in the framework of `array`. A list becomes a NumPy array, or a tensor on the device of the
+    tensor `like`."""
     if isinstance(array, (list, tuple)):
         return _beside(_from_list(array, name, float, np.float32), like)
     if _dispatch.is_tensor(array):

@@ -20,7 +20,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _numbers(name: str, text: Any, most: int) -> list[float]:
-    """ "lower_upper", or a number; all of them positive."""
+    """ "lower_upper", or a number; all numbers positive."""
     try:
         parts = [float(x) for x in str(text).split("_")]
     except ValueError:
@@ -61,9 +61,8 @@ def verl_rollout_correction(
 
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the mask
     as its ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights: use the mask alone, and
-    a spec without ``rollout_is``. In bypass mode, ``logprob`` is that of the current policy, and so is the numerator of
-    the loss's ratio: use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with
-    ``old_logprob=rollout_logprob``.
+    a spec without ``rollout_is``. In bypass mode, ``logprob`` is the current policy's, as is the numerator of the
+    loss's ratio: use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with ``old_logprob=rollout_logprob``.
     ``rollout_is_batch_normalize`` takes the mean over this call; verl takes it over all ranks.
 
     Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
@@ -119,7 +118,7 @@ def slime_mis(
     mis_veto_threshold: float | None = None,
     mis_batch_normalize: bool = False,
 ) -> dict[str, Any]:
-    """slime's MIS, and vime's, as arguments of :func:`importance_weights` (slime 2026-08:
+    """The MIS of slime and vime as arguments of :func:`importance_weights` (slime 2026-08:
     examples/train_infer_mismatch_helper/mis.py).
 
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the mask as its

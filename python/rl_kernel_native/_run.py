@@ -90,7 +90,8 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
 
 
 def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:
-    """Whether an array that may have a gradient requires one. Any other array that requires a gradient is refused."""
+    """Whether an array that may have a gradient requires a gradient. Any other array that requires a gradient is
+    refused."""
     found = False
     for i, x in enumerate(arrays):
         if x is not None and getattr(x, "requires_grad", False) and isinstance(x, Tensor):

@@ -1,4 +1,4 @@
-"""Turns an operator's description into a torch schema, and a call's arguments into those of the schema."""
+"""Turns an operator's description into a torch schema, and a call's arguments into the schema's arguments."""
 
 from __future__ import annotations
 

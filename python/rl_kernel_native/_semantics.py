@@ -23,10 +23,10 @@ class LogprobSemantics:
     """The distribution that a log-probability refers to. The fields have the names and defaults of :func:`sample`'s
     arguments, plus the logits' dtype.
 
-    Two values are equal if they mean the same numbers. Floats are compared as float32, ``raw`` equals the defaults, and
-    ``order`` does not matter if only a temperature is set. A comparison of log-probabilities (:func:`mismatch_metrics`,
-    :func:`importance_weights`, :func:`policy_loss`, ``rlk compare``) takes the semantics of both sides and refuses two
-    that differ.
+    Two semantics are equal if they mean the same numbers. Floats are compared as float32, ``raw`` equals the defaults,
+    and ``order`` does not matter if only a temperature is set. A comparison of log-probabilities
+    (:func:`mismatch_metrics`, :func:`importance_weights`, :func:`policy_loss`, ``rlk compare``) takes the semantics of
+    both sides and refuses two that differ.
 
     Attributes:
         logits_dtype: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.

@@ -45,7 +45,7 @@ def weighed(
         return weight, None
     fits = mask is None or not _dispatch.is_array(mask) or _check.shape_of(mask) == tuple(weight.shape)
     if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
-        return weight, None  # the loss refuses it with an error about its own arguments
+        return weight, None  # the loss refuses the weight with an error about the loss's arguments
     dense: Any = weight  # the operator refuses a bad layout under its own name
     if _dispatch.is_tensor(weight):
         dense = weight.contiguous()

@@ -64,8 +64,8 @@ def lost_derivative(tensor: Any) -> str | None:
 
 
 class Eager(torch.autograd.Function):
-    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the checks for torch.func,
-    which were already made; they take a third of an empty Function's time."""
+    """A Function for calls that :func:`is_direct` allows. The Function's ``run`` is ``apply`` without the checks for
+    torch.func, which were already made; they take a third of an empty Function's time."""
 
     run: ClassVar[Any]
 

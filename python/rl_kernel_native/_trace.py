@@ -91,7 +91,7 @@ _active: Trace | None = None
 def trace() -> Iterator[Trace]:
     """Records which operators of a model run inside the context, on which backend, by which plans and how often.
 
-    It records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
+    The trace records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
     ``logprob``, ``policy_loss``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled
     function. Calls that a CUDA graph captures inside the context count at each replay. A trace observes the whole
     process; only one can be open. Around a step of a trainer it shows whether :func:`enable` is active.
@@ -133,7 +133,7 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
 
 def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any) -> Any:
-        _C.take_plans()  # those that earlier calls left
+        _C.take_plans()  # entries that earlier calls left
         result = own(*arguments)
         # After NotImplemented the call takes the general path, which counts it. While torch traces, no kernel runs.
         if result is not NotImplemented and not _is_described(arguments):
@@ -155,7 +155,7 @@ def _backend(arguments: tuple[Any, ...]) -> str:
 
 
 def _is_described(arguments: tuple[Any, ...]) -> bool:
-    """Whether a call has tensors without memory, so that it ran no kernel (_described.py)."""
+    """Whether a call has tensors without memory, so that the call ran no kernel (_described.py)."""
     return any(
         _is_described(x) if isinstance(x, tuple) else isinstance(getattr(x, "layout", None), bytes) for x in arguments
     )

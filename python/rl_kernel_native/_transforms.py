@@ -1,6 +1,6 @@
 """Rules of torch.func that operators share: batches, and derivatives that are composed of torch's own operators.
 
-Descriptions import them without loading torch."""
+Operator descriptions import this module without loading torch."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tup
 def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensor, ...]:
     """Tangents of a function that returns a tuple; None means zeros.
 
-    The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
-    that of the caller, which torch refuses inside a compiled function."""
+    The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in the
+    caller's forward mode, which torch refuses inside a compiled function."""
     import torch
 
     call, primals = _where_present(function, tensors)

@@ -1,4 +1,4 @@
-"""The distributions that install this package, one per variant. Two of them overwrite each other's files."""
+"""The distributions that install this package, one per variant. Two such distributions overwrite each other's files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import importlib.metadata
 import warnings
 from collections.abc import Iterator
 
-# Removing one of them removes files of the others.
+# Removing one variant removes files of the others.
 REMEDY = "uninstall all of them, then install the one you want"
 
 NAMES = ("rl-kernel-native", "rl-kernel-cpu", "rl-kernel-cu124", "rl-kernel-cu130", "rl-kernel-rocm6")
@@ -45,7 +45,7 @@ def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
     """Around imports of other packages: a missing one becomes an error that names it and its installation.
 
     Args:
-        expected: what is expected, such as ``"rk.nn: expected torch 2.10 or newer"``.
+        expected: the expected package, such as ``"rk.nn: expected torch 2.10 or newer"``.
         cure: the command that installs it.
         modules: names of the modules that may be missing.
     Raises: ModuleNotFoundError.
@@ -75,7 +75,7 @@ INSTALL_TORCH = "pip install 'torch>=2.10'"
 
 
 def warn_of_conflict(loaded: str) -> None:
-    """A RuntimeWarning if more than one is installed. ``loaded`` is the variant of the imported extension."""
+    """A RuntimeWarning if several are installed. ``loaded`` is the variant of the imported extension."""
     found = installed()
     if len(found) > 1:
         warnings.warn(

@@ -18,9 +18,9 @@ class WorkspaceStats(NamedTuple):
 def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
     """The workspace that calls took from the caller's allocator.
 
-    It is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool). The allocator keeps the memory
-    that a call gave back, and any operator's next call may get it. A second call of the same size therefore allocates
-    nothing, and between calls other code may use the memory.
+    The workspace is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool). The allocator keeps the
+    memory that a call gave back, and any operator's next call may get it. A second call of the same size therefore
+    allocates nothing, and between calls other code may use the memory.
 
     Args:
         reset: whether to reset the counts to 0 afterwards.

@@ -6,7 +6,7 @@ library, and no operator.
 Each module `ops/<op>.py` enters the rows of its operator by :func:`add_rows`. Bounds that several operators share are
 here.
 
-A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text that says the same. A
+A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text of the same formula. A
 result that is rounded to its dtype at the end may also be off by that rounding: :meth:`Row.allowed` adds it.
 """
 
@@ -176,7 +176,7 @@ ROWS: list[Row] = []
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Enters an operator's rows: each module of ops calls it once with those of its outputs."""
+    """Enters an operator's rows: each module of ops calls it once with the rows of its outputs."""
     ROWS.extend(rows)
 
 

@@ -76,7 +76,7 @@ def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
 
 
 def versions(torch: Any) -> dict[str, str | None]:
-    """Version of the package, of Python and of each array framework; None where absent. It imports none of them."""
+    """Version of the package, of Python and of each array framework; None where absent. It imports no framework."""
     found: dict[str, str | None] = {
         "rl_kernel_native": __version__,
         "variant": variant,
@@ -232,7 +232,7 @@ print(time.perf_counter() - began)
 
 def compiled_ahead(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
     """Makes the driver compile all kernels into its cache, if this build has PTX for a GPU and no machine code. A
-    process loads all kernels at its start. ``again_s`` is the time that the next process needs for that."""
+    process loads all kernels at its start. ``again_s`` is the time that the next process needs for the same call."""
     row: dict[str, Any] = {"device": device.name, "first_s": None, "again_s": None, "error": None}
     chosen, row["why"] = _choose(device, _native.architectures() if architectures is None else architectures)
     if chosen is None or _PTX not in row["why"]:
@@ -280,7 +280,7 @@ def linear_engine(device: Device) -> str:
 
 
 def installed_variants() -> dict[str, Any]:
-    """Distributions that install this package. Two of them overwrite each other's files."""
+    """Distributions that install this package. Two such distributions overwrite each other's files."""
     found = _variants.installed()
     note = "one" if len(found) == 1 else "none: a source tree" if not found else _variants.REMEDY
     return {"distributions": found, "conflict": len(found) > 1, "note": note, "loaded": str(Path(__file__).parent)}

@@ -250,7 +250,7 @@ _rms_norm = _differentiable(_rms_norm_forward, _rms_norm_backward, arrays=2)
 def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = False) -> Any:
     """:func:`rl_kernel_native.rms_norm`, differentiable in ``x`` and ``weight``.
 
-    Args: as there; ``eps`` and ``round_before_weight`` are Python values.
+    Args: as for that function; ``eps`` and ``round_before_weight`` are Python values.
     Returns: shape and dtype of ``x``.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.rms_norm`, when JAX traces the call.
 
@@ -286,11 +286,12 @@ def policy_loss(
     """The loss of :func:`rl_kernel_native.policy_loss`, differentiable in ``logprob``, without its metrics.
 
     Args:
-        logprob, old_logprob, advantage, mask: as there, without ``cu_seqlens``: ``[num_tokens]`` is one sequence.
+        logprob, old_logprob, advantage, mask: as for :func:`rl_kernel_native.policy_loss`, without ``cu_seqlens``:
+            ``[num_tokens]`` is one sequence.
         spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy, rollout weights and selected tokens, whose
             arrays this call does not take. :func:`rl_kernel_native.policy_loss_and_grad` takes them, outside of jit and
             grad.
-        denominator: as there, a Python number or None.
+        denominator: as for :func:`rl_kernel_native.policy_loss`, a Python number or None.
     Returns: a float32 scalar.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.policy_loss`, when JAX traces the call.
 

@@ -19,7 +19,8 @@ __all__ = ["Embedding", "Linear", "LinearLogprob", "RMSNorm"]
 
 
 def _main_grad(parameter: Tensor) -> Tensor | None:
-    """The float32 buffer that a trainer attached to a parameter; backward adds the parameter's gradient to it."""
+    """The float32 gradient buffer that a trainer attached to a parameter; backward adds the parameter's gradient to
+    it."""
     buffer: Tensor | None = getattr(parameter, "main_grad", None)
     return buffer
 
@@ -117,7 +118,7 @@ class RMSNorm(torch.nn.Module):
 class LinearLogprob(torch.nn.Linear):
     """An LM head whose forward scores tokens without logits in memory, by :func:`rl_kernel_native.linear_logprob`.
 
-    Parameters and checkpoints are those of the head's torch.nn.Linear, so a model's ``lm_head`` loads into it.
+    Parameters and checkpoints have the format of the head's torch.nn.Linear, so a model's ``lm_head`` loads into it.
 
     Args: as torch.nn.Linear; ``bias`` is False by default, as in LM heads.
 

@@ -42,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
     def run(ops: str) -> tuple[int, str, list[dict[str, float]]]:
         command = [sys.executable, str(EXAMPLE), "--ops", ops, "--steps", str(STEPS), "--log", str(folder / ops)]
-        port = str(free_port())  # TRL looks for a free port, too, and both programs would find the same one
+        port = str(free_port())  # TRL looks for a free port, too, and both programs would find the same port
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MASTER_PORT": port}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500, cwd=folder)
         assert (folder / ops).exists(), done.stderr[-4000:]
@@ -75,7 +75,7 @@ def test_stock_operators_part(runs: dict[str, Any]) -> None:
 
 
 def test_a_ratio_that_is_not_1_is_counted(example: Any) -> None:
-    """Without an engine: one of two tokens differs, and so does a masked one, which must not count."""
+    """Without an engine: one of two tokens differs, and so does a masked token, which must not count."""
     one = torch.tensor([[-1.0, -1.0, -1.0]])
     batch = {
         "old_per_token_logps": one,

@@ -103,7 +103,7 @@ def test_jax_in_jax_out_with_the_bytes_of_numpy(dtype: str, exp: str) -> None:
 
 
 def test_jax_results_stay_on_the_device_of_their_operands() -> None:
-    """The operands are on another device than JAX's default one, as on a machine whose default is a GPU."""
+    """The operands are on another device than JAX's default device, as on a machine whose default is a GPU."""
     code = """
 import jax
 x = jax.device_put(np.ones((2, 8), np.float32), jax.devices("cpu")[1])
@@ -151,7 +151,7 @@ def test_an_exporter_on_the_cpu_is_asked_without_a_stream() -> None:
 
 
 def test_an_array_namespace_gets_its_own_arrays_back() -> None:
-    """The array API's way to name a framework, here one that this library has never seen."""
+    """The array API's way to name a framework, here a framework that this library has never seen."""
 
     class Mine(dlpack.Exporter):
         def __array_namespace__(self) -> Any:
@@ -318,7 +318,7 @@ def test_cupy_work_goes_to_the_current_stream_behind_its_producer() -> None:
 
 @pytest.mark.gpu
 def test_jax_work_waits_for_its_producer(jax_on_cuda: Any) -> None:
-    """JAX dispatches asynchronously on its own streams. Its export makes our stream wait, and JAX must wait for
+    """JAX dispatches asynchronously on its own streams. JAX's export makes our stream wait, and JAX must wait for
     ours."""
     jax = pytest.importorskip("jax")
     big = jax.device_put(_random.standard_normal((2048, 2048)).astype(np.float32), jax_on_cuda)

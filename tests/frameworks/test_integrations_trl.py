@@ -40,7 +40,7 @@ def head(rows: int, dtype: Any, bias: bool = False, width: int = 32) -> tuple[An
 
 
 def logprob_error(hidden: Any, weight: Any, logits: Any, dtype: str = "float32") -> float:
-    """The error bound of a log-probability against float64: its own bound plus twice that of a logit."""
+    """The error bound of a log-probability against float64: its own bound plus twice a logit's bound."""
     scale = float((hidden.double().abs() @ weight.double().abs().T).max())
     of_logit = row("linear", "y").allowed(dtype, terms=hidden.shape[-1], scale=scale, expected=logits.abs().max())
     return float(row("logprob", "logprob").allowed(max_abs_z=logits.abs().max()) + 2 * of_logit)
@@ -159,7 +159,7 @@ def test_a_backward_computes_in_the_arithmetic_of_its_forward() -> None:
             return torch.autograd.grad(logp.sum(), operands[1])[0]
 
     assert torch.equal(gradient("sm_90", "ieee"), gradient("sm_90", "sm_90"))
-    # otherwise the test could not tell them apart
+    # the test must be able to tell the two modes apart
     assert not torch.equal(gradient("ieee", "ieee"), gradient("sm_90", "sm_90"))
 
 
@@ -302,7 +302,7 @@ def in_float64(self: Any, model: Any, input_ids: Any, attention_mask: Any, logit
 
 def high_entropy_in_float32(self: Any, entropies: Any, mask: Any, threshold: float) -> Any:
     """GRPOTrainer.get_high_entropy_mask with float32 entropies, as in a step. TRL's threshold is one of the entropies,
-    rounded to float32. In float64 that entropy would often be below its own threshold."""
+    rounded to float32. In float64 that entropy would often lie below the threshold computed from it."""
     return type(self).get_high_entropy_mask(self, entropies.float(), mask, threshold)
 
 
@@ -482,8 +482,8 @@ def test_with_a_patched_model_logprobs_do_not_depend_on_the_micro_batch(stock: A
 
 
 def test_the_reference_of_a_patched_policy_is_patched_and_the_first_kl_is_0(stock: Any, tmp_path: Any) -> None:
-    """Whole steps of TRL: the rollout scores the reference, and the loss divides by it. Outside the context the
-    reference is TRL's again."""
+    """Whole steps of TRL: the rollout scores the reference, and the loss divides by the reference. Outside the context
+    the reference is TRL's again."""
     folder = tmp_path / "policy"
     stock.model.save_pretrained(folder)
     args = copy.copy(stock.args)

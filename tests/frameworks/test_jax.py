@@ -79,7 +79,7 @@ CALLS: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
 def test_only_gradients_that_are_asked_for_are_computed(
     name: str, jit: bool, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gradient that is wanted alone has the bytes that it has with the others, and backward computes nothing else."""
+    """A gradient has the same bytes with and without the other gradients, and backward computes nothing else."""
     call, shapes = CALLS[name]
     arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
     made: list[Any] = []

@@ -24,8 +24,8 @@ def helper() -> Any:
 
 
 def batch(seed: int = 5) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Arrays, and verl's log-ratio and mask in float64. Every sequence has a token, since verl takes NaNs as means
-    without one."""
+    """Arrays, and verl's log-ratio and mask in float64. Every sequence has a token, since verl's means without a token
+    are NaN."""
     a = tensors(rollouts(2, COLUMNS, seed=seed))
     a = {k: torch.cat([x, x.flip(0, 1)]) for k, x in a.items()}
     a["rollout"][2:] += 0.3 * (a["rollout"][2:] - a["train"][2:])

@@ -151,7 +151,7 @@ def test_an_artifact_of_another_contract_has_another_identity(monkeypatch: pytes
     before = config.identity()
     assert before["operators"] == sorted(before["operators"])
     assert set(before["operators"]) <= {*contract.operators()}
-    json.dumps(before)  # vLLM hashes it as JSON
+    json.dumps(before)  # vLLM hashes this dict as JSON
     monkeypatch.setattr(contract, "ROWS", contract.ROWS[1:])
     assert config.identity()["contract"] != before["contract"]
 
@@ -233,7 +233,8 @@ def test_tokens_per_step_of_the_engine(
 def test_rates_of_an_engine_by_its_limit_of_tokens_per_step(
     monkeypatch: pytest.MonkeyPatch, default_batch: bool, limits: list[int]
 ) -> None:
-    """Every rollout follows an empty cache; each limit has one that is not timed, and one that is profiled."""
+    """Every rollout follows an empty cache; each limit has a rollout that is not timed, and a rollout that is
+    profiled."""
     scheduler = SimpleNamespace(max_num_scheduled_tokens=0)
     core = SimpleNamespace(engine_core=SimpleNamespace(scheduler=scheduler))
     done: list[int] = []
@@ -505,8 +506,8 @@ TRAINERS = ["hf", "fsdp2"] + ["megatron"] * (importlib.util.find_spec("megatron"
 
 @pytest.fixture(scope="session")
 def runs(model: Path) -> dict[str, Any]:
-    """The control, this library's operators with every trainer, and updates. Two run at a time, each with several
-    processes.
+    """Runs with stock operators as the control, with this library's operators and every trainer, and with updates. Two
+    runs go at a time, each with several processes.
 
     Runs include chunked prefill, prefix caching, preemption, and batches whose members change.
     """

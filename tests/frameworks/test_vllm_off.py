@@ -1,6 +1,6 @@
-"""With the plugin off, vLLM's outputs are byte for byte those of an environment without this package, on a CPU.
+"""With the plugin off, vLLM's outputs equal, byte for byte, those of an environment without this package, on a CPU.
 
-The test needs `tools/fetch_vllm.sh` and its folder on PYTHONPATH, as those of test_vllm.py.
+The test needs `tools/fetch_vllm.sh` and its folder on PYTHONPATH, like the tests of test_vllm.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """vLLM's requests that share a prompt's pages are served as one group: the groups that are found, and equal bytes.
 
-The engine's test needs `tools/fetch_vllm.sh` and its folder on PYTHONPATH, as those of test_vllm.py.
+The engine's test needs `tools/fetch_vllm.sh` and its folder on PYTHONPATH, like the tests of test_vllm.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def found(table: Any, lengths: Any, least_sequences: float = 2) -> Any:
 def test_completions_of_one_prompt_are_a_group() -> None:
     table = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 7, 3]]
     assert found(table, [14, 13, 16]) == ([[5, 6, 7]], [12], [0, 3], [3, 3, 3])
-    # The page of a query's own key is its own, even if it is full.
+    # A sequence owns the page of a query's own key, even if it is full.
     assert found(table, [14, 12, 16]) == ([[5, 6]], [8], [0, 3], [2, 2, 2])
     # Ids behind the keys in use mean nothing.
     assert found([[5, 6, 7, 9], [5, 6, 8, 9]], [12, 12]) == ([[5, 6]], [8], [0, 2], [2, 2])
@@ -64,9 +64,9 @@ def test_sequences_between_groups_share_nothing() -> None:
 @pytest.mark.parametrize(
     ("table", "lengths", "least"),
     [
-        ([[1, 2, 3]] * 2, [8, 12], 2),  # the first has its query in the second page
+        ([[1, 2, 3]] * 2, [8, 12], 2),  # the first sequence has its query in the second page
         ([[1, 2, 3], [1, 4, 3]], [12, 12], 2),  # one page
-        ([[1, 2, 3], [4, 2, 3]], [12, 12], 2),  # the same second page, but not the same first one
+        ([[1, 2, 3], [4, 2, 3]], [12, 12], 2),  # the same second page, but not the same first page
         ([[1, 2, 3]] * 3, [12] * 3, 4),  # few sequences
         ([[1, 2, 3]] * 4 + [[4, 5, 6], [7, 8, 9]] + [[4, 5, 6]] * 4, [12] * 10, 3.5),  # few on average over 3 groups
         ([[0, 0, 0]] * 3, [0, 0, 0], 2),  # padding

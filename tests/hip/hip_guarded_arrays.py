@@ -1,8 +1,8 @@
-"""A pytest plugin for test_hip.py on hip/emulation/isa. It puts arrays between pages that fault; only kernels may
-access them.
+"""A pytest plugin for test_hip.py on hip/emulation/isa. The plugin puts arrays between pages that fault; only kernels
+may access them.
 
-``pytest -p hip_guarded_arrays`` puts arrays directly before such a page; ``RLK_ISA_GUARD=before`` puts them after one.
-Outputs hold NaN at first.
+``pytest -p hip_guarded_arrays`` puts arrays directly before such a page; ``RLK_ISA_GUARD=before`` puts them after such
+a page. Outputs hold NaN at first.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def test_cpu_and_hip_attention_has_the_same_bytes(first: int, monkeypatch: pytes
 @pytest.mark.parametrize("number", range(6))
 def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random trees and a deep chain of short segments with dead ends, both widths of tiles, every option; values as
-    wide as keys, and narrower ones. Machine code takes minutes for many segments, and so gets fewer segments."""
+    wide as keys, and narrower values. Machine code takes minutes for many segments, and so gets fewer segments."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     rng = np.random.default_rng(number)
     how = {"dtype": attention_cases.DTYPES[number % 3], "head_dim": (24, 192)[number % 2]}
@@ -229,8 +229,8 @@ def test_cpu_and_hip_trees_have_the_same_bytes(number: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("number", range(10))
 def test_cpu_and_hip_partials_have_the_same_bytes(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cases have splits with a gap, rows that see no key of their splits, and scores that make a row NaN. They also
-    have both tile widths, every layout, and values with fewer columns than keys."""
+    """The cases have splits with a gap, rows that see no key of their splits, and scores that make a row NaN. The calls
+    also have both tile widths, every layout, and values with fewer columns than keys."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", ("forward", "backward", "shuffled")[number % 3])
     form = ("cache", "paged", "right", "packed", "shared")[number % 5]
     options = list(partials_tests.OPTIONS.values())[(number + number // 5) % 5]
@@ -306,7 +306,7 @@ def test_a_lone_column_of_minus_zero_gives_plus_zero(dtype: str) -> None:
 
 @pytest.mark.parametrize("columns", [90, 96])  # unaligned rows, and rows of whole vectors
 def test_the_head_finds_its_kernels(rng: np.random.Generator, columns: int) -> None:
-    """The head's kernel names begin with those of linear; they are in the head's code object, not in linear's."""
+    """The head's kernels have names that begin like linear's; they are in the head's code object, not in linear's."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (6, columns))
     target = torch.from_numpy(rng.integers(0, columns, 6))
     with rk.arithmetic(os.environ.get("RLK_STANDIN_ARCH", "gfx942")):
@@ -371,7 +371,7 @@ def assert_sampled(found: Any, want: Any) -> None:
 
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 def test_tokens_of_hidden_states_are_those_of_a_cpu(rng: np.random.Generator, logits_dtype: str) -> None:
-    """Computes all rows at once and, with a small workspace, some rows at a time. One row is greedy, and one has an
+    """Computes all rows at once and, with a small workspace, some rows at a time. One row is greedy, and one row has an
     excessive top_k."""
     hidden, weight = (torch.from_numpy(rng.standard_normal((n, 32))).to(torch.bfloat16) for n in (9, 1100))
     hidden[3, 0] = torch.nan
@@ -442,8 +442,8 @@ class RocmArrays(Arrays):
 
 @pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
 def test_a_certificate_has_the_digests_of_the_cpu(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Row operators have the digests of every backend. Products have those of the CPU under `rk.arithmetic` of the
-    device."""
+    """Row operators have the digests of every backend. Products have the CPU's digests under `rk.arithmetic` of
+    the device."""
     monkeypatch.setenv("RLK_STANDIN_ORDER", order)
     arrays = RocmArrays()
     recorded = json.loads((Path(__file__).parents[1] / "certificate.json").read_text())
@@ -638,8 +638,8 @@ def outputs_of(found: Any) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("operator", TOKENS)
 def test_cpu_and_hip_tokens_have_the_same_bytes(operator: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every way to call it, padded and packed. One shape has more sequences than a block sums, one has several tiles,
-    one no token."""
+    """Every way to call it, padded and packed. One shape has more sequences than a block sums, one shape has several
+    tiles, one shape no token."""
     make, ways, run = TOKENS[operator]
     for number, (way, packed) in enumerate(itertools.product(ways, (False, True))):
         if packed and operator == "kl":  # kl has no sequences

@@ -41,7 +41,7 @@ def test_errors_are_at_most_twice_those_of_torch(
 ) -> None:
     """Compares root mean squares with float64 from the same inputs, since worst elements of random draws differ by
     chance. In float32 the portable exponential dominates, with an error of 2^-18.4. Operands are about 1, so an ulp is
-    that of 1. A lone key has weight 1, where torch has no error to compare with, so the contract's bounds apply."""
+    the ulp of 1. A lone key has weight 1, where torch has no error to compare with, so the contract's bounds apply."""
     s = Sequences(rng, LENGTHS, (4, 2), 64, dtype, device)
     for b, got in enumerate(alone(s, device=device, exp=exp, **options)):
         if LENGTHS[b] == (1, 1):
@@ -120,7 +120,7 @@ def test_chunks_and_single_steps_have_the_bytes_of_a_whole_prefill(
 
 
 def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, rng: np.random.Generator) -> None:
-    """Numbers of keys: above two splits, a split and one key, one. Blocks have 128 keys, or 64 for wide heads."""
+    """Numbers of keys: above two splits, a split and one key, one key. Blocks have 128 keys, or 64 for wide heads."""
     for head_dim in (64, 136):
         s = Sequences(rng, [(3, 5000), (2, 2049), (1, 2048)], (2, 1), head_dim, "bfloat16", device)
         want = alone(s, device=device, exp=exp)
@@ -144,8 +144,8 @@ def test_pages_of_any_size_have_the_bytes_of_keys_in_a_row(
 def test_rollouts_that_share_the_pages_of_their_prompt_have_the_bytes_of_such_as_do_not(
     device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """The groups have three sequences, one, and none. A prompt ends inside a page, or beyond a split. One rollout is
-    shorter than its prompt, since it is a chunk of that prompt."""
+    """The groups have three sequences, one sequence, and no sequence. A prompt ends inside a page, or beyond a split.
+    One rollout is shorter than its prompt, since this rollout is a chunk of the prompt."""
     for head_dim in (32, 136):
         s = Sequences(rng, [(2, 60), (1, 45), (5, 40), (3, 1300), (1, 30)], (4, 2), head_dim, "bfloat16", device)
         for b in (1, 2):
@@ -185,8 +185,8 @@ def test_a_prefix_table_without_columns_changes_nothing(device: str, exp: str, r
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [40, 128])  # copied keys, and keys that wgmma could take
 def test_a_prefix_table_without_columns_waits_for_keys_of_the_kernel_before(head_dim: int) -> None:
-    """embedding lets the next kernel begin before its own last rows are written. These rows are the keys. Their memory
-    held NaNs before, and every sequence has pages among the last rows."""
+    """embedding lets the next kernel begin before its own last rows are written. These rows are the keys. The rows'
+    memory held NaNs before, and every sequence has pages among the last rows."""
     sequences, pages, page_size, heads = 64, 64, 16, 8
     torch.manual_seed(1)
     table = torch.randn(512, heads * head_dim, device="cuda").bfloat16()
@@ -350,8 +350,8 @@ def test_the_gpu_has_the_bytes_of_the_cpu(dtype: str, exp: str, rng: np.random.G
 def test_a_long_sequence_has_the_same_gradients_alone_and_among_short_ones(
     head_dim: int, options: dict[str, Any]
 ) -> None:
-    """The two calls may take plans whose jobs have one query head or a whole group of them. There are more jobs than
-    multiprocessors, so jobs wait for the sums of others."""
+    """The two calls may take plans whose jobs have one query head or a whole group of query heads. The jobs outnumber
+    the multiprocessors, so jobs wait for the sums of other jobs."""
     torch.manual_seed(1)
     long, short = 4200, [70] * 12
 
@@ -393,8 +393,8 @@ MIXED = [(1, 700), (300, 1300), (0, 30), (1, 2100), (16, 1040), (17, 500), (1, 5
 def test_a_mixed_batch_of_prefill_and_decode_has_the_bytes_of_calls_apart(
     dtype: str, options: dict[str, Any], device: str, exp: str
 ) -> None:
-    """Pages, queries in use that end early, tokens of no sequence, and sinks. On a GPU, separate kernels serve the
-    sequences with few queries and those with many."""
+    """Pages, queries in use that end early, tokens of no sequence, and sinks. On a GPU, separate kernels serve
+    sequences with few queries and sequences with many."""
     torch.manual_seed(2)
     kind, page, heads, kv_heads, d = getattr(torch, dtype), 16, 8, 2, 64
     lengths = MIXED if device == "cuda" else [(min(n, 40), min(m, 200)) for n, m in MIXED]

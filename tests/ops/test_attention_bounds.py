@@ -12,7 +12,7 @@ from cases import mode
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not hasattr(rk, "attention"), reason="this build has no attention")
 
-# Each shape: tokens, query heads, key heads, head_dim, deviation of q and k, softcap. There are odd sizes, groups,
+# Each shape: tokens, query heads, key heads, head_dim, deviation of q and k, softcap. The cases have odd sizes, groups,
 # blocks of 128 keys, several blocks, scores that give weight to one key or to all, and caps that bind. A cap of 2 is
 # the least that the bounds cover.
 SHAPES = [

@@ -42,7 +42,7 @@ def joined(parts: list[Any]) -> Any:
 
 
 def keys_of(k: Any, own: list[int], length: int) -> Any:
-    """A rank's keys out of [tokens, heads, head_dim]: those of its splits, one split after another."""
+    """A rank's keys out of [tokens, heads, head_dim]: the keys of its splits, split by split."""
     every = rk.attention_splits(length)
     return torch.cat([k[:0], *(k[every[s].start : every[s].stop] for s in own if s < len(every))])
 
@@ -165,7 +165,7 @@ def test_splits_fold_by_their_numbers_and_empty_ones_change_nothing(device: str,
 
 
 def states(dtype: Any, device: str) -> tuple[Any, Any, Any]:
-    """Five splits: finite scores, all -Inf, some -Inf, one NaN, and one of at least 2^21."""
+    """Five splits: finite scores, all -Inf, some -Inf, one NaN, and one score of at least 2^21."""
     q = torch.ones(1, 1, 1, 8, dtype=dtype)
     k, v = (torch.linspace(-1, 1, 5120 * 8).view(1, 5120, 1, 8).to(dtype) for _ in range(2))
     k[:, 1024:2048] = -torch.inf
@@ -217,8 +217,8 @@ def test_infinite_values_are_canonical_in_sums(device: str) -> None:
 
 
 def test_values_are_those_of_float64(device: str, exp: str, rng: np.random.Generator) -> None:
-    """The m of a row is a ceiling of its largest score, so the operator and float64 have the same m. Both l and O are
-    within the rounding of float32 sums of numbers of size 1."""
+    """The m of a row is a ceiling of its largest score, so the operator and float64 have the same m. The values of
+    l and O are within the rounding of float32 sums of numbers of size 1."""
     s = Sequences(rng, [(7, 2500), (3, 900)], (4, 2), 32, "float32", device)
     (q, k, v, _), lists = s.call("cache")
     wide = [torch.nan_to_num(x).cpu().numpy() for x in (q, k, v)]
@@ -252,7 +252,7 @@ def test_sinks_of_the_reference_are_those_of_attention(rng: np.random.Generator)
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_approximate_merge_is_near_one_call(dtype: str, device: str, exp: str, rng: np.random.Generator) -> None:
-    """A part is off by its rounding, half an ulp of values below 2. The mean of parts is off by as much, plus its own
+    """A part is off by its rounding, half an ulp of values below 2. The mean of parts has the same error plus its own
     rounding."""
     s = Sequences(rng, [(9, 3000)], (4, 2), 16, dtype, device)
     q, k, v = (x[0][None] for x in (s.q, s.k, s.v))

@@ -1,5 +1,5 @@
-"""Bad input of attention's partials and merges gives an error of the right type, whose message names the argument, what
-was expected and what came. A traced call gives the same error."""
+"""Bad input of attention's partials and merges gives an error of the right type, whose message names the argument, the
+expected value and the given one. A traced call gives the same error."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_paths_of_several_splits(window: int | None, device: str, exp: str, rng:
 
 
 def test_siblings_and_their_order_move_no_row(device: str, exp: str, rng: np.random.Generator) -> None:
-    """The answers of a group, each alone with its prompt, or in any order after it."""
+    """The answers of a group, each alone with its prompt, or all after the prompt in any order."""
     tree = Tree(rng, [70, 50, 90, 20], [-1, 0, 0, 0], device=device)
     got = results((tree.arrays, tree.lists), device=device, exp=exp)
     order = [0, 3, 1, 2]
@@ -219,8 +219,8 @@ def test_keys_of_ancestors_add_one_chain_a_segment(
 def test_values_are_those_of_float64(
     dtype: str, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Errors are at most an ulp plus twice those of separate calls for each path in the same dtype. Keys that several
-    paths share get the sum of those calls' gradients in float64."""
+    """Errors are at most an ulp plus twice the errors of separate calls for each path in the same dtype. Keys that
+    several paths share get the sum of those calls' gradients in float64."""
     tree = random_tree(rng, 9, dtype=dtype, device=device)
     sinks = torch.linspace(-2, 3, 4, device=device)
     options = {**options, "sinks": sinks}
@@ -306,7 +306,8 @@ def test_opcheck_and_fakes(device: str, rng: np.random.Generator) -> None:
 
 
 def test_tangents_and_second_derivatives_are_those_of_the_paths(rng: np.random.Generator) -> None:
-    """A function of the whole tree is compared with that of its paths as sequences, whose gradients torch adds."""
+    """A function of the whole tree is compared with the same function of its paths as sequences, whose gradients torch
+    adds."""
     tree = Tree(rng, [4, 3, 0, 2, 3], [-1, 0, 1, 2, -1], head_dim=8, dtype="float32")
 
     def shared(q: Any, k: Any, v: Any) -> Any:

@@ -1,5 +1,5 @@
-"""attention with values narrower than keys: the bytes are those of values padded with zeros, in every form and way to
-call it."""
+"""attention with values narrower than keys: the bytes equal the bytes for values padded with zeros, in every form and
+way to call it."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_every_capsule_is_released_once_also_after_an_error(versioned: bool) -> 
 
 
 def test_an_array_of_a_device_without_kernels_is_an_error_that_says_what_to_install() -> None:
-    """No other path may be taken instead. The memory is the CPU's, so the error must come before anything reads it."""
+    """No other path may be taken instead. The memory is the CPU's, so the error must come before any read."""
     kind = dlpack.ROCM if not rk.variant.startswith("rocm") else dlpack.CUDA
     on_gpu = [dlpack.Exporter(a, device=kind) for a in (XN, YN, np.empty(3, np.float32))]
     with pytest.raises(RuntimeError, match=r"(?i)this build .*has no (CUDA|HIP) kernels.*install"):

@@ -1,6 +1,7 @@
-"""Bad input gives an error of the right type, whose message names the argument, what was expected and what came.
+"""Bad input gives an error of the right type, whose message names the argument, the expected value and the given one.
 
-It never gives a wrong number or a crash. test_bad_export.py has the bad inputs of other frameworks and bad exporters.
+An operator never gives a wrong number or a crash. test_bad_export.py has the bad inputs of other frameworks and bad
+exporters.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def sparse(tensor: Any) -> Any:
     return tensor.to_sparse()
 
 
-# Maps a name to (call, error, pattern of its message). One entry for each row of the table and of the issue.
+# Maps a name to (call, error, pattern of its message). One entry stands for each row of the table and of the issue.
 CASES: dict[str, tuple[Any, Any, str]] = {
     # Not arrays.
     "logits a list": (
@@ -654,8 +655,8 @@ assert torch.isfinite(tangent).tolist() == [True, False, False]
 
 
 def test_a_bad_row_in_a_second_derivative_is_no_crash(device: str) -> None:
-    """On a GPU, an index out of range inside torch's own operators kills the context, so this runs in a process of its
-    own."""
+    """On a GPU, an index out of range inside torch's own operators kills the context, so this test runs in a separate
+    process."""
     done = subprocess.run(
         [sys.executable, "-c", SECOND_DERIVATIVES, device], capture_output=True, text=True, timeout=120
     )

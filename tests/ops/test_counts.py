@@ -1,8 +1,8 @@
 """Counts of 0 and denominators: one rule for every operator that divides.
 
 A Python number must be finite and above 0, otherwise it is a ValueError. An element on the device makes no call wait.
-If it is 0, loss and gradients are 0; if it is negative, infinite or NaN, they are NaN. Weights follow the same rule,
-except that a 0 is valid.
+A denominator of 0 gives loss and gradients of 0; a negative, infinite or NaN one gives NaN. Weights follow the same
+rule, except that a 0 is valid.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from policy_loss_cases import arrays, same, tensors
 from rollout_cases import wild
 from torch_properties import captured
 
-# Every kind. The bounds and ratios choose some of the candidates, or all of them.
+# Every kind. The bounds and ratios choose some or all of the candidates.
 OPTIONS: dict[str, dict[str, Any]] = {
     "clip": {"kind": "clip", "ratio": 0.02, "seed": 7},
     "clip, one": {"kind": "clip", "ratio": 0.0002, "seed": 8, "lower": -0.5, "upper": 0.5},
@@ -144,7 +144,7 @@ def test_packing_padding_and_strides_change_no_choice(name: str, device: str) ->
         strided[k] = wide[:, 3 + i : 303 + i]
     assert same(run(strided, name).cpu(), want.cpu())
     more = {k: np.concatenate((x, x[:1]), 0) for k, x in a.items()}
-    more["mask"][5] = False  # rows without tokens, after the others
+    more["mask"][5] = False  # rows without tokens, after the other rows
     assert same(run(more, name)[:5], want.cpu())
 
 
@@ -239,7 +239,7 @@ def test_compiled_calls_choose_the_same_for_any_seed(backend: str, device: str) 
 
 def test_of_as_many_tokens_as_sequences_a_column_is_of_sequences() -> None:
     flat = {k: x[0] for k, x in tensors(make(1, 60, seed=3)).items()}
-    cuts = torch.arange(0, 121, 2).clamp(max=60)  # 30 sequences of two tokens each, and 30 empty ones
+    cuts = torch.arange(0, 121, 2).clamp(max=60)  # 30 sequences of two tokens each, and 30 empty sequences
     of_sequences = flat["advantage"]
     want = run({**flat, "advantage": of_sequences[torch.arange(60) // 2]}, "kl", cu_seqlens=cuts)
     assert same(run({**flat, "advantage": of_sequences[:, None]}, "kl", cu_seqlens=cuts), want)

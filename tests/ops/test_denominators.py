@@ -1,6 +1,6 @@
-"""Denominators of losses, for every operator that takes one. A number must be finite and above 0, otherwise it is an
-error. A 0 in an array gives a loss and gradients of 0, whatever the terms hold. A negative, infinite or NaN element
-gives NaN. Neither waits. DenominatorStatus reports which case it was."""
+"""Denominators of losses, for every operator that takes a denominator. A number must be finite and above 0, otherwise
+it is an error. A 0 in an array gives a loss and gradients of 0, whatever the terms hold. A negative, infinite or NaN
+element gives NaN. Neither waits. DenominatorStatus reports which case it was."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_every_output_has_the_bytes_of_the_contract(
 
 
 def test_blocks_and_groups_have_the_bytes_of_the_contract(device: str, rng: np.random.Generator) -> None:
-    """One id owns a tenth of the tokens, others a few. Some ids occur once, or 16 times, in each 512 tokens."""
+    """One id owns a tenth of the tokens, other ids a few. Some ids occur once, or 16 times, in each 512 tokens."""
     for tokens, rows in ((8191, 3000), (8193, 2), (20_000, 31), (20_000, 33), (30_000, 20_000)):
         o = operands(rng, (tokens,), rows, 8, "float32", device)
         assert_contract(o)

@@ -67,7 +67,7 @@ def test_a_write_of_every_path_is_counted(o: Operands) -> None:
 
 
 def test_backwards_of_several_threads_lose_no_addition() -> None:
-    """All rows are ones, so the sum is exact in any order."""
+    """All elements are ones, so the sum is exact in any order."""
     ids, dy, threads, calls = torch.arange(64) % 2, torch.ones(64, 4096), 8, 25
     weight, main_grad = torch.zeros(3, 4096, requires_grad=True), torch.zeros(3, 4096)
 

@@ -67,8 +67,8 @@ def copied(t: Any, device: str) -> Any:
 
 
 def laid_out(rng: np.random.Generator, values: Any, pad: int, offset: int, transposed: bool) -> Any:
-    """``values`` as a view into other memory: rows are ``pad`` further apart, and the two leading dimensions are
-    exchanged."""
+    """``values`` as a view into other memory: rows lie ``pad`` elements further apart, and the two leading dimensions
+    are exchanged."""
     order = list(range(values.dim()))
     if transposed and values.dim() > 2:
         order[:2] = [1, 0]
@@ -155,7 +155,7 @@ def make(number: int) -> Problem:
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """Gives every NaN the same bits, since those of NumPy and torch differ."""
+    """Gives every NaN the same bits, since the NaNs of NumPy and torch differ."""
     return tuple(torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous() for r in values)
 
 
@@ -199,7 +199,7 @@ def test_random_tables_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Otherwise a generator that lost a feature would go unnoticed."""
+    """Without this test, a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

@@ -42,7 +42,7 @@ def test_tokens_are_those_not_below_torchs_quantile(top_quantile: float, steps: 
 
 
 def test_every_rank_that_float32_rounds_is_torchs() -> None:
-    """Numbers of tokens for which the rank is a whole number, or nearly one."""
+    """Numbers of tokens for which the rank is a whole number, or nearly a whole number."""
     for n in range(1, 200):
         h = torch.randperm(n).float()
         for top in (0.1, 0.2, 0.25, 0.3, 1 / 3, 0.7):

@@ -32,7 +32,7 @@ def kept(d: float, **criterion: Any) -> float:
     return float(rk.importance_weights(lone(d), lone(0.0), upper=2.0, **criterion).mask)
 
 
-# Maps a name to (whether d is kept, the bound of d, whether d is kept below, on and above it).
+# Maps a name to (whether d is kept, the bound of d, whether d is kept below, at and above this bound).
 KEPT = {
     "veto": (lambda d: kept(d, veto=0.5), math.log(0.5), (0, 1, 1)),
     "token_k1's upper bound": (lambda d: kept(-d, rejection={"token_k1": (0.25, 0.5)}), math.log(0.5), (1, 1, 0)),
@@ -77,7 +77,7 @@ def test_a_zigzag_shift_refuses_offsets_between_chunks(size: int, offset: int, d
 
 
 X, CUTS = torch.zeros(2, 3), torch.tensor([0, 2, 3])
-# Calls with a size of rows or tokens, that size's name, and the least one that is refused.
+# Calls with a size of rows or tokens, that size's name, and the least refused size.
 SIZES: dict[str, tuple[Any, str, int]] = {
     "pack": (lambda n: rk.pack(X, torch.tensor([3, 2]), max_tokens=n), "max_tokens", 1 << 31),
     "unpack": (lambda n: rk.unpack(X[0], CUTS, max_seqlen=n), "max_seqlen", 1 << 31),
@@ -145,7 +145,7 @@ def test_a_reward_that_is_nan_stays_nan(place: str) -> None:
     assert not of_tokens[1].isnan().any()
 
 
-# Two neighbours of bfloat16 and the value halfway between them; the tie goes to the even one.
+# Two neighbours of bfloat16 and the value halfway between them; the tie goes to the even neighbour.
 TIES = [
     (1.0 + 2.0**-8, 1.0),
     (1.0 + 3 * 2.0**-8, 1.0 + 2.0**-6),

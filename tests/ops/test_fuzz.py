@@ -366,7 +366,7 @@ def test_full_vocabularies_on_the_cpu(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, FULL or 10, 10))
 def test_full_vocabularies_on_cuda(first: int) -> None:
-    """Ten of them always run; with RLK_FUZZ_FULL all 200 do."""
+    """Ten vocabularies always run; with RLK_FUZZ_FULL all 200 do."""
     for number in range(first, first + 10):
         check_against_gpu(make(number, full=True))
 
@@ -379,7 +379,7 @@ def test_the_generator_reaches_every_feature_and_every_status() -> None:
     for number in range(400):
         problem = make(number)
         features |= problem.features
-        if problem.rows * problem.shape[-1] <= 2**14:  # small ones reach every status too, at no cost
+        if problem.rows * problem.shape[-1] <= 2**14:  # small problems reach every status too, at no cost
             want = truth(problem.logits(), problem.target, **problem.options)
             statuses |= int(np.bitwise_or.reduce(want.status))
     expected = {*DTYPES, *SPECIAL, "padded", "sliced", "transposed", "expanded", "softcap", "kept", "ignored"}

@@ -80,7 +80,7 @@ def test_each_kind_of_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: C
 
 
 def test_a_call_that_ends_the_process_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    """The calls after it still run."""
+    """Calls after the faulty one still run."""
     script = tmp_path / "dies.py"
     script.write_text(
         "import sys, json\nfirst, calls = int(sys.argv[5]), int(sys.argv[7])\n"

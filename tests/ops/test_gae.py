@@ -164,7 +164,7 @@ def test_batch_position_stride_and_padding_change_no_bit(device: str, rng: np.ra
             assert_same(outputs, tuple(o[i : i + 1] for o in want[name]), (name, i))
 
     def moved(a: Any, shift: int, pad: int) -> Any:
-        """The same numbers, ``shift`` elements further on, with rows further apart and more masked padding."""
+        """The same numbers, shifted by ``shift`` elements, with larger row strides and more masked padding."""
         wide = torch.full((5, 700 + pad), float("nan"), device=device).to(a.dtype)
         wide = torch.zeros_like(wide) if a.dtype == torch.bool else wide
         memory = wide.new_zeros((5 * (710 + pad) + shift,))

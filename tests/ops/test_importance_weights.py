@@ -17,7 +17,7 @@ from policy_loss_cases import same, tensors
 from rollout_cases import LENGTHS, ragged, rollouts, wild
 from torch_properties import captured
 
-# Every level, mode and criterion, with thresholds that some sequences of these batches meet and others do not.
+# Every level, mode and criterion, with thresholds that some sequences of these batches meet and others miss.
 OPTIONS: dict[str, dict[str, Any]] = {
     "TIS": {"upper": 1.2},
     "no bound": {"upper": math.inf, "log_ratio_clamp": None},
@@ -139,7 +139,7 @@ BOUNDS = {"token": (0.8, 1.2), "sequence": (0.3, 3.0), "geometric": (0.985, 1.01
 @pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
 @pytest.mark.parametrize("level", BOUNDS)
 def test_weights_and_what_is_kept_are_those_of_slimes_mis(level: str, mode: str) -> None:
-    """slime's mode "mask" leaves weights as they are and removes tokens. Its veto looks at tokens at every level."""
+    """slime's mode "mask" leaves weights unchanged and removes tokens. The veto looks at tokens at every level."""
     a, (low, high), veto = tensors(rollouts(9, 60, seed=5)), BOUNDS[level], 0.61
     mask = a["mask"]
     d = (a["train"].double() - a["rollout"].double()).masked_fill(~mask, 0.0)
@@ -276,7 +276,7 @@ def test_metrics_of_weights_that_are_all_alike() -> None:
 
 @pytest.mark.parametrize("mean", [-17.0, -9.0, -4.0, 0.0])
 def test_metrics_of_weights_far_from_one(mean: float) -> None:
-    """Products over long sequences, most of them small. Deviations are as exact as those of weights near 1."""
+    """Products over long sequences, most of them small. Deviations are as exact as deviations of weights near 1."""
     z = mean + np.random.default_rng(2).normal(0, 0.3, (64, 1))
     train = np.repeat((z / 512).astype(np.float32), 512, axis=1)
     how: dict[str, Any] = {"level": "sequence", "upper": 2.0}
@@ -431,8 +431,8 @@ def test_a_mistake_names_the_argument(case: str) -> None:
 
 @pytest.mark.parametrize("criterion", ["token_ratio", "seq_sum_ratio", "seq_mean_ratio"])
 def test_bounds_of_a_ratio_are_the_ratios_own(criterion: str) -> None:
-    """Bounds of (0.6, 1.4) keep the ratio 0.65 and drop 1.5. For k1 they bound the inverse ratio, as in verl, so they
-    keep 1.5 and drop 0.65."""
+    """Bounds of (0.6, 1.4) keep the ratio 0.65 and drop 1.5. For k1 the bounds apply to the inverse ratio, as in verl,
+    so ratio 1.5 stays and 0.65 is dropped."""
     rollout = np.full((5, 1), -3, np.float32)
     logprob = rollout + np.log(np.array([[1.5], [0.65], [1.0], [0.55], [1.7]], np.float32))
     bounds = (0.6, 1.4)

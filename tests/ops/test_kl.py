@@ -97,7 +97,7 @@ OF_SEQUENCES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("far", [1.0, 300.0], ids=["near", "far"])
 @pytest.mark.parametrize("name", [n for n in HOW if "old_logprob" in HOW[n]])
 def test_a_tokens_ratio_is_that_of_kl_whatever_the_level(name: str, far: float, of: str) -> None:
-    """Values and slopes of the tokens equal those of rk.kl with old_logprob, bit for bit."""
+    """Values and slopes of the tokens equal the values and slopes of rk.kl with old_logprob, bit for bit."""
     how, a = HOW[name], arrays(1 if of == "gmpo" else 6, 37)
     a["ref_logprob"] = a["logprob"] + np.float32(far) * (a["ref_logprob"] - a["logprob"])
     spec = rk.PolicySpec(
@@ -256,7 +256,7 @@ def test_the_ratio_as_a_weight_has_the_gradient_through_it() -> None:
 )
 def test_expected_gradients_are_those_of_the_docs(how: dict[str, Any], what: str) -> None:
     """Computes the exact expectation over a vocabulary under the sampling policy, which differs from the policy if
-    there is a ratio. Its gradient in the logits is that of KL(policy, reference), that of KL(reference, policy), or
+    there is a ratio. The gradient in the logits is the gradient of KL(policy, reference), of KL(reference, policy), or
     zero."""
     random = np.random.default_rng(3)
     logits, ref, old = (torch.from_numpy(random.normal(0, 1, 7)).log_softmax(-1) for _ in range(3))

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 PAGES, PAGE, HEADS, COLUMNS = 9, 16, 2, 64
 
-# Layouts of vLLM 0.26 and the plain one. Each is an array with k_cache and v_cache as its views.
+# Layouts of vLLM 0.26 and the plain layout. Each layout is an array with k_cache and v_cache as its views.
 LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Any], tuple[Any, Any]]]] = {
     "NHD, halves of pages": ((PAGES, 2, PAGE, HEADS, COLUMNS), lambda c: (c[:, 0], c[:, 1])),
     "HND, halves of pages": (

@@ -118,7 +118,7 @@ def test_no_smoothing_has_the_bits_of_none(device: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_rows_that_have_no_loss(value: float, device: str) -> None:
-    """A logit of -Inf makes the mean, and so the loss, infinite, as in torch. NaN and +Inf make it NaN."""
+    """A logit of -Inf makes the mean, and therefore the loss, infinite, as in torch. NaN and +Inf make the loss NaN."""
     h = head(device, rows=4)
     bias = h.bias.clone()
     bias[3] = value
@@ -216,7 +216,7 @@ def test_numpy_compiled_and_func_agree() -> None:
 @pytest.mark.parametrize("logits_dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("vocab", [1104, 1099, 40_000])  # whole vectors; not 16-byte aligned; several groups
 def test_a_gpu_has_the_bits_of_the_cpu(vocab: int, logits_dtype: str) -> None:
-    """With and without a bias, since gradients of logits are fused only without one, and under a softcap."""
+    """With and without a bias, since gradients of logits are fused only without a bias, and under a softcap."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("products of another architecture")
     h = head(vocab=vocab, rows=70)

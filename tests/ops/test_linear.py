@@ -15,7 +15,7 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_linear_frameworks.py has the others")
 
-# (rows, in_features, out_features): one of each; within a step and a tile; one more than a step and a tile.
+# (rows, in_features, out_features): sizes of one; sizes within a step and a tile; one more than a step and a tile.
 # Primes; rows of a decode step; whole tiles of any kernel; two blocks of rows.
 SHAPES = [(1, 1, 1), (3, 15, 7), (17, 17, 65), (31, 257, 131), (2, 4096, 96), (128, 128, 256), (8195, 24, 9)]
 
@@ -46,7 +46,7 @@ def test_every_unit_lies_within_its_bound(unit: str, rng: np.random.Generator) -
 
 
 def test_units_differ_from_each_other(rng: np.random.Generator) -> None:
-    """Otherwise the context would not reach the products."""
+    """Equal results would mean that the context does not reach the products."""
     o = operands(rng, (9,), 512, 33)
     found = set()
     for unit in UNITS:
@@ -89,7 +89,7 @@ def test_a_nan_or_an_infinity_stays_in_its_row(device: str, rng: np.random.Gener
 
 
 def test_leading_dimensions_are_rows(device: str, rng: np.random.Generator) -> None:
-    """No leading dimension, or seven; y and dx have the same ones."""
+    """No leading dimension, or seven; y and dx have the same dimensions."""
     o = operands(rng, (24,), 48, 20, "bfloat16", device)
     y, dx, dweight, dbias = results(o)
     got = results(o._replace(x=o.x[3], dy=o.dy[3]))
@@ -150,7 +150,7 @@ def test_neighbours_decide_nothing(device: str, rng: np.random.Generator) -> Non
 
 
 def test_an_output_column_has_the_same_bytes_whatever_the_others_are(device: str, rng: np.random.Generator) -> None:
-    """Column-parallel layers split out_features over ranks; in_features of dweight and dx are split likewise."""
+    """Column-parallel layers split out_features over ranks; in_features of dweight and dx are split in the same way."""
     o = operands(rng, (33,), 112, 90, "bfloat16", device)
     y, dx, dweight, dbias = results(o)
     for first, last in ((0, 1), (1, 45), (45, 90)):
@@ -192,7 +192,7 @@ def test_any_row_layout_gives_the_same_bytes(layout: str, device: str, rng: np.r
         if layout == "padded weight":
             weight = torch.full((37, 100), float("nan"), dtype=weight.dtype, device=device)[:, 7:90]
             weight.copy_(o.weight)
-        if layout == "interleaved weight":  # one of three projections in one parameter
+        if layout == "interleaved weight":  # a projection out of three in one parameter
             memory = torch.zeros((37, 3, 83), dtype=weight.dtype, device=device)
             weight = memory[:, 1]
             weight.copy_(o.weight)
@@ -264,7 +264,7 @@ def test_engines_threads_and_instruction_sets_have_the_same_bytes(
 
 
 def shares(o: Operands, segments: int, ranks: int, **options: Any) -> list[Any]:
-    """Results of each rank of a row-parallel layer, from its own columns."""
+    """Results of each rank of a row-parallel layer, from the rank's columns."""
     n, width = segments // ranks, o.x.shape[-1] // ranks
     return [
         rk.linear_partial(

@@ -61,7 +61,7 @@ def test_a_block_is_one_chain_over_its_rows(rng: np.random.Generator) -> None:
 
 
 def test_micro_batches_of_whole_blocks_have_the_bytes_of_one_batch(device: str, rng: np.random.Generator) -> None:
-    """Micro-batches accumulate in main_grad: the order of additions is that of one pass."""
+    """Micro-batches accumulate in main_grad: the order of additions is the same as in one pass."""
     o = operands(rng, (2 * BLOCK + 5,), 20, 12, "bfloat16", device)
     whole, pieces = (torch.zeros(12, 20, device=device) for _ in range(2))
     rk.linear_weight_grad(o.dy, o.x, main_grad=whole)
@@ -108,7 +108,7 @@ def sum_of_rows(values: np.ndarray) -> np.ndarray:
 
 
 def test_main_grad_and_out_may_be_views_and_nothing_else_is_touched(device: str, rng: np.random.Generator) -> None:
-    """main_grad is a slice of a flat gradient buffer, or of a wider one; the bytes around it do not change."""
+    """main_grad is a slice of a flat gradient buffer, or of a wider buffer; the bytes around it do not change."""
     o = operands(rng, (21,), 19, 10, "bfloat16", device)
     want = rk.linear_weight_grad(o.dy, o.x, out_dtype="float32")
     memory = torch.full((14, 30), 7.0, device=device)
@@ -129,7 +129,7 @@ def test_main_grad_and_out_may_be_views_and_nothing_else_is_touched(device: str,
 
 @pytest.mark.parametrize("out", ["float32", "bfloat16", "float16"])
 def test_autograd_has_the_bytes_of_the_functions(out: str, device: str, rng: np.random.Generator) -> None:
-    """dy has the dtype of y, and is rounded to that of x before any product or sum."""
+    """dy has the dtype of y, and is rounded to the dtype of x before any product or sum."""
     for dtype in dtypes_of(device):
         if dtype == "float32" and out != "float32":
             continue
@@ -157,7 +157,7 @@ GRADIENTS = ["expanded", "transposed", "strided", "rows expanded", "four dimensi
 
 @pytest.mark.parametrize("layout", GRADIENTS)
 def test_any_layout_of_the_incoming_gradient_is_right(layout: str, device: str, rng: np.random.Generator) -> None:
-    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed one. Only its numbers matter."""
+    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed gradient. Only its numbers matter."""
     rows = (2, 3, 2) if layout == "four dimensions" else (12,)
     o = operands(rng, rows, 24, 10, "bfloat16", device)
     dy = {
@@ -200,7 +200,7 @@ def test_main_grad_takes_the_gradient_of_weight(device: str, rng: np.random.Gene
 
 
 def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Generator) -> None:
-    """Otherwise a backward that saved the memory would compute with its overwritten contents."""
+    """Without this, a backward that saved the memory would compute with its overwritten contents."""
     o = operands(rng, (6,), 16, 8, "bfloat16", device)
     for write in (
         lambda m: rk.linear_weight_grad(o.dy, o.x, main_grad=m),

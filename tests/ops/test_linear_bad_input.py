@@ -1,5 +1,5 @@
-"""Bad input of linear gives an error of the right type, whose message names the argument, what was expected and what
-came. It never gives a wrong number or a crash."""
+"""Bad input of linear gives an error of the right type, whose message names the argument, the expected value and the
+given one. An operator never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "x: has no memory",
     ),
-    "weight freed": (  # FSDP frees it between its gathers
+    "weight freed": (  # FSDP frees the memory between its gathers
         lambda: (w := W.clone(), w.untyped_storage().resize_(0), rk.linear(X, w)),
         ValueError,
         "weight: has no memory",

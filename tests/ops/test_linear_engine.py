@@ -212,7 +212,7 @@ def test_a_row_parallel_layer_takes_main_grad_and_weight_grad_dtype(o: Operands)
 
 @pytest.mark.parametrize("how", ["context_fn", "inside", "inside, reentrant"])
 def test_checkpointing_recomputes_in_the_arithmetic_of_the_forward(how: str, rng: np.random.Generator) -> None:
-    """The gradient of a factor of y is the recomputed y. It is float32, so that every bit shows."""
+    """The gradient of a factor of y is the recomputed y. The gradient is float32, so that every bit shows."""
     from torch.utils.checkpoint import checkpoint
 
     o = operands(rng, (4,), 256, 256)

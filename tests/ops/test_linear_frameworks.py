@@ -22,7 +22,7 @@ from framework_arrays import (
 )
 from rl_kernel_native.contract import row
 
-ROWS, INS, OUTS = 13, 96, 37  # rows of weight are not 16-byte aligned, but those of x are
+ROWS, INS, OUTS = 13, 96, 37  # rows of weight are not 16-byte aligned, but rows of x are
 
 _random = np.random.default_rng(11)
 X = _random.standard_normal((ROWS, INS)).astype(np.float32)

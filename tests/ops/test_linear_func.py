@@ -131,7 +131,7 @@ def test_gradcheck_and_gradgradcheck(name: str, single: Operands) -> None:
     inputs = tuple(getattr(single, a).clone().requires_grad_() for a in arguments)
     options = {"eps": 0.25, "atol": 1e-4, "rtol": 1e-4}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
+        warnings.simplefilter("ignore")  # gradcheck warns that inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 

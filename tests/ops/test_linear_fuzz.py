@@ -1,5 +1,5 @@
-"""Fixed random products: bounds against float64, the same bytes for any rows, and on a GPU those of the CPU with that
-GPU's arithmetic.
+"""Fixed random products: bounds against float64, the same bytes for any rows, and on a GPU the bytes of the CPU with
+that GPU's arithmetic.
 
 RLK_FUZZ_CASES (2,000) sets how many. A failure names its case. This command runs one case:
 `PYTHONPATH=tests/support python tests/ops/test_linear_fuzz.py CASE`.
@@ -151,7 +151,7 @@ def compute(p: Problem, o: Operands, engine: str) -> tuple[Any, ...]:
 
 
 def canonical(results: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Gives every NaN the same bits, since those of a GPU are its unit's."""
+    """Gives every NaN the same bits, since a GPU's NaNs come from its matrix unit."""
     return tuple(torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r) for r in results)
 
 
@@ -209,7 +209,7 @@ def test_random_products_have_the_bytes_of_the_cpu_as_an_sm_90(chunk: int) -> No
 
 
 def test_the_set_has_every_feature() -> None:
-    """Otherwise a generator that lost a feature would go unnoticed."""
+    """Without this test, a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     segments: set[int] = set()
     for number in range(min(CASES, 400)):

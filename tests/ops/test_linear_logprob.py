@@ -547,7 +547,7 @@ def test_workspaces_are_counted_by_device(device: str) -> None:
     target = torch.arange(300, device=device)
     for bytes_ in (LEAST, 2 * LEAST):
         rk.linear_logprob(hidden, weight, target, kept=None, softcap=30.0, workspace_bytes=bytes_)
-    if device == "cpu":  # its backend allocates by itself
+    if device == "cpu":  # the CPU backend allocates its own workspace
         assert rk.workspace_stats() == {}
         return
     found = rk.workspace_stats(reset=True)[f"{device}:{torch.cuda.current_device()}"]

@@ -104,7 +104,7 @@ def test_compiled_dh_segments_have_the_bytes_of_eager() -> None:
 
 
 def on_a_rank(rank: int, ranks: int, port: int) -> None:
-    """The first 1, 2, 4, ... ranks form a group; each is compared with the whole on one rank."""
+    """The first 1, 2, 4, ... ranks form a group; each group is compared with the whole on one rank."""
     import torch.distributed as dist
 
     torch.set_num_threads(1)
@@ -175,7 +175,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
 
 def test_ranks_of_a_process_group_have_the_bits_of_one_rank() -> None:
     port = free_port()
-    # One process imports torch, and the ranks are forked from it.
+    # One process imports torch, and the ranks are forks of that process.
     multiprocessing.set_forkserver_preload(["torch.distributed", "rl_kernel_native", "linear_logprob_cases", __name__])
     torch.multiprocessing.start_processes(on_a_rank, (8, port), nprocs=8, start_method="forkserver")
 

@@ -1,5 +1,5 @@
-"""Blocks of linear_logprob wait for each other, but not for long: next to other work the calls end and have their
-bytes."""
+"""Blocks of linear_logprob wait for each other, but not for long: next to other work the calls end, with
+their usual bytes."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def least(*operands: Any, **given: Any) -> int:
 
 
 def dtypes_of(device: str, unit: str = "ieee") -> list[torch.dtype]:
-    """Float32 operands work on the CPU alone, in ieee arithmetic."""
+    """Float32 operands work only on the CPU, in ieee arithmetic."""
     return [torch.bfloat16, torch.float16, *([torch.float32] if (device, unit) == ("cpu", "ieee") else [])]
 
 
@@ -126,7 +126,7 @@ def test_few_rows_that_nothing_cuts(exp: Any, logits_dtype: Any, device: str, rn
 
 
 def apart(x: torch.Tensor, pitch: int, offset: int = 0) -> torch.Tensor:
-    """The same rows, further apart in memory."""
+    """The same rows with a larger stride."""
     wide = torch.full((len(x), pitch), float("nan"), dtype=x.dtype, device=x.device)
     wide[:, offset : offset + x.shape[1]] = x
     return wide[:, offset : offset + x.shape[1]]
@@ -178,7 +178,7 @@ def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return operands, given
 
 
-@pytest.mark.parametrize("block", range(4))  # in several tests, so that a failure leaves the others
+@pytest.mark.parametrize("block", range(4))  # in several tests, so that one failure leaves the other tests
 def test_any_call_has_the_bytes_of_sample_of_linear(block: int, device: str) -> None:
     for number in range(block, CASES, 4):
         operands, given = case(number, device)

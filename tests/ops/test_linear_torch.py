@@ -224,9 +224,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As for logprob: at most 6 us on a GPU without autograd (one array more) and 25 us with it. If a launch and an
-    allocation alone take that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so
-    it is only printed."""
+    """As for logprob: at most 6 us on a GPU without autograd (one array more) and 25 us with autograd. If a launch and
+    an allocation alone take that long, the limit is their time plus 5 us. On a CPU the time includes the work itself,
+    so the test only prints it."""
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(64, 64, device=device, dtype=torch.bfloat16))
     bias = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))

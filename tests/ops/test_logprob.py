@@ -15,8 +15,8 @@ from rl_kernel_native.contract import row
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_frameworks.py has the others")
 
-# One column; around a vec8; around a leaf. Further: a prime with eight uneven parts, and GPT-2. Its last leaf is short,
-# and its parts are not 16-byte aligned.
+# One column; around a vec8; around a leaf. Further: a prime with eight uneven parts, and GPT-2. GPT-2's last leaf is
+# short, and its parts are not 16-byte aligned.
 VOCAB = [1, 7, 8, 9, 127, 128, 129, 4099, 50257]
 FULL_VOCAB = [128256, 151936]  # Llama 3, Qwen3: wide enough for one row to occupy the whole GPU
 
@@ -235,7 +235,7 @@ def test_three_incompatible_row_strides_are_a_typed_error(device: str) -> None:
 
 
 @pytest.mark.parametrize("shards", [1, 2, 4, 8])
-@pytest.mark.parametrize("vocab", [64, 1000, 32003, 128256])  # even parts; uneven ones; uneven and prime; Llama 3
+@pytest.mark.parametrize("vocab", [64, 1000, 32003, 128256])  # even parts; uneven parts; an uneven prime; Llama 3
 def test_merged_shards_have_the_bytes_of_the_whole_row(
     vocab: int, shards: int, device: str, exp: str, rng: np.random.Generator
 ) -> None:
@@ -331,7 +331,8 @@ def test_a_shard_without_columns_is_the_identity(start: int, width: int, valid: 
 
 
 def test_the_canonical_vocabulary_decides_the_order_of_summation(rng: np.random.Generator) -> None:
-    """If it had no effect, the tests above would pass without it. Some of 500 rows differ when the parts move."""
+    """If the canonical vocabulary had no effect, the tests above would still pass. Some of 500 rows differ when the
+    parts move."""
     logits, target = problem(rng, (500, 1000), "cpu", "float32")
     assert differing(call(logits, target, "portable"), call(logits, target, "portable", canonical_vocab=1088))
 
@@ -498,7 +499,7 @@ def test_every_status_and_nothing_else_in_its_row(device: str, exp: str) -> None
 
 
 def test_bad_kept_sets_are_a_status(device: str) -> None:
-    """Ids out of range, and offsets that descend or are out of bounds. None of them is dereferenced."""
+    """Ids out of range, and offsets that descend or are out of bounds. No kernel dereferences such an id or offset."""
     logits, target = torch.zeros(3, 10, device=device), torch.tensor([1, 1, 1], device=device)
     for ids, offsets, bad in (
         ([1, 10, 2], [0, 1, 2, 3], [False, True, False]),

@@ -102,7 +102,7 @@ def test_finite_differences_of_the_operator_itself(device: str, exp: str, rng: n
     value = sum(o.double() * g.double() for o, g in zip(moved, given.values(), strict=False))
     difference = (value[:24] - value[24:]) / (2 * h)
     size = sum(float(g.abs()) for g in given.values())
-    # Third derivatives of ln p stay below 1, and those of the entropy below 4.
+    # Third derivatives of ln p stay below 1, and third derivatives of the entropy below 4.
     assert float((got - difference).abs().max()) <= size * (4e-5 / (2 * h) + 4 * h * h / 6)
 
 
@@ -148,7 +148,7 @@ def test_a_minus_infinity_column_has_zero_gradient(device: str, exp: str, rng: n
 
 
 def test_an_ignored_rows_incoming_gradient_may_be_nan(device: str) -> None:
-    """A mean over an empty mask gives 0 / 0 for every token; ignored tokens must not spread it."""
+    """A mean over an empty mask gives 0 / 0 for every token; ignored tokens must not spread the NaN."""
     logits, target = torch.randn(3, 20, device=device), torch.tensor([1, -100, 2], device=device)
     nan = torch.full((3,), float("nan"), device=device)
     got = gradient(logits, target, "portable", {"dlogprob": nan})
@@ -326,7 +326,7 @@ def test_autograd_has_the_bytes_of_the_explicit_call(device: str, exp: str, rng:
 
 
 def test_the_two_exponentials_differ_and_autograd_keeps_the_forwards(device: str, rng: np.random.Generator) -> None:
-    """Both start from one lse, so only the backward's own exponential can make a difference."""
+    """Both backwards start from one lse, so only the backward's own exponential can make a difference."""
     logits, target = problem(rng, (20, 500), device)
     given = incoming(rng, (20,), device, ("dlogprob",))
     lse = rk.logprob(logits, target, return_lse=True, exp="portable").lse

@@ -37,7 +37,7 @@ def group(x: np.ndarray, device: str, **options: Any) -> dict[str, tuple[Any, np
     std = np.full(len(x), exact.std(ddof=1))
     status = np.where(np.abs(want["advantage"]) > LARGEST, rk.GroupAdvantageStatus.NOT_FINITE, 0)
     found = {"std": (got.std, std, 1e-6 * std + 2e-7 * np.abs(exact).max() + 2.0**-149)}
-    # Given baselines may differ in size from the rewards; they are divided by std as a float32.
+    # Given baselines may differ in size from the rewards; and are divided by std as a float32.
     if "baseline" not in of or std[0] >= 2.0**-126:
         found |= {"advantage": (got.advantage, want["advantage"], allowed), "status": (got.status, status, 0)}
     return found
@@ -58,7 +58,7 @@ def whiten(x: np.ndarray, device: str, **options: Any) -> dict[str, tuple[Any, n
 
 
 LENGTHS = np.array([3, 1, 7, 2, 5, 1, 1, 4], np.int64)
-BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # sizes differ from those of the rewards
+BASELINE = np.array([5.0, -3.0, 0.0, 1e-38, 2.5, 1.0, 7.0, -1.0], np.float32)  # sizes differ from the rewards' sizes
 OPERATORS: dict[str, Callable[[np.ndarray, str], dict[str, tuple[Any, np.ndarray, Any]]]] = {
     "group_advantage": group,
     "group_advantage, batch": lambda x, d: group(x, d, scale="batch"),

@@ -111,7 +111,7 @@ def test_it_is_verls(prefix: bool, weighted: bool, zero_tail: bool) -> None:
 @pytest.mark.parametrize("zero_tail", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_that_of_several_turns_is_verls(weighted: bool, zero_tail: bool) -> None:
-    """Positions count the model's tokens alone, so packed sequences are passed without the other tokens."""
+    """Positions count only the model's tokens, so packed sequences are passed without the other tokens."""
     a = make(12, 80, seed=5, prefix=False)
     verl = framework_sources.verl()
     t = {k: torch.from_numpy(x.astype(np.float64)) for k, x in a.items()}

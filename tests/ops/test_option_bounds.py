@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 INF, NAN = math.inf, math.nan
 TINY, MOST = 2.0**-126, 2.0**128 - 2.0**104  # the smallest normal and the largest number of float32
 BELOW_1, ABOVE_1 = 1 - 2.0**-24, 1 + 2.0**-23
-Range = tuple[tuple[Any, ...], tuple[Any, ...]]  # what is accepted, what is refused
+Range = tuple[tuple[Any, ...], tuple[Any, ...]]  # accepted values, refused values
 POSITIVE: Range = (TINY, MOST), (0.0, -TINY, INF, NAN)
 AT_LEAST_0: Range = (0.0, TINY, MOST), (-TINY, INF, NAN)
 SHARE: Range = (0.0, 1.0), (-TINY, ABOVE_1, NAN)
@@ -73,7 +73,7 @@ SPANS = given(rk.loss_mask_from_spans, torch.zeros(0, 2, dtype=torch.int64), tor
 
 # A call, an option of it, and the option's range.
 OPTIONS: list[tuple[str, Call, str, Range]] = [
-    # softmax_scale is 1 / 4 here, and their quotient is a normal number, too.
+    # softmax_scale is 1 / 4 here, and the quotient of both scales is a normal number, too.
     ("attention", ATTENTION, "softcap", ((TINY, 2.0**124, None), (0.0, -TINY, 2.0**125, INF, NAN))),
     ("attention", ATTENTION, "softmax_scale", ((TINY, 2.0**126, None), (0.0, -TINY, INF, NAN))),
     ("attention", ATTENTION, "window_size", ((1, None), (0, -1))),

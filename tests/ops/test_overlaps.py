@@ -1,5 +1,5 @@
 """The array that a backward adds to shares no element with its inputs. An operand that overlaps main_grad is refused on
-either side; an adjacent one is not."""
+either side; an adjacent operand is not."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_compiled_and_transformed(backend: str, device: str, rng: np.random.Gene
 
 
 def test_a_batch_has_the_bytes_of_a_loop(device: str, rng: np.random.Generator) -> None:
-    """Tensors, lengths and masks under torch.func.vmap, together and each next to unbatched ones."""
+    """Tensors, lengths and masks under torch.func.vmap, together and each next to unbatched arrays."""
     x = torch.from_numpy(rng.standard_normal((3, ROWS, COLUMNS))).to(device)
     mask = torch.from_numpy(rng.random((3, ROWS, COLUMNS)) < 0.5).to(device)
 

@@ -1,6 +1,6 @@
 """Another kind of object in place of an operand, next to each other operand and each option: one table over all
-operators. Some calls compute with one array before they check another one. Their errors must name the wrong array,
-too."""
+operators. Some calls compute with one array before they check another array. Errors of such calls must name the wrong
+array, too."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_verl_kl_cov(verl: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl"])
 def test_verl_dppo(verl: Any, mode: str) -> None:
-    """Thresholds lie between the divergences of tokens, so tokens are on either side of each."""
+    """Thresholds lie between the divergences of tokens, so tokens lie on both sides of each threshold."""
     a, low, high = batch(seed=4), 0.05, 0.08
     ell, o, raised = a["logprob"], a["old_logprob"], a["advantage"] > 0
     p, q = ell.exp(), o.exp()
@@ -274,7 +274,7 @@ def test_verl_dppo(verl: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("correction", [None, "token", "sequence", "icepop"])
 def test_verl_reinforce_of_bypass_mode(verl: Any, correction: str | None) -> None:
-    """The old policy is the rollout's. The weights are those of the current policy, without a gradient."""
+    """The old policy is the rollout policy. The weights use the current policy, without a gradient."""
     a, threshold = batch(), "0.8_1.25" if correction == "icepop" else 1.1
     level = "token" if correction == "icepop" else correction
     config = verl_config(clip_ratio=0.2)
@@ -367,7 +367,7 @@ def test_openrlhf(openrlhf: Any, name: str) -> None:
 def test_openrlhf_beyond_its_clamp(openrlhf: Any) -> None:
     a = batch(seed=5)
     a["old_logprob"] = a["logprob"] + 60 * torch.rand(B, T, generator=torch.Generator().manual_seed(0)) - 30
-    a["advantage"] = -a["advantage"].abs()  # then the loss has no upper bound except the clamp's
+    a["advantage"] = -a["advantage"].abs()  # with negative advantages, only the clamp bounds the loss from above
     loss = openrlhf.PolicyLoss()
 
     compare(a, presets.openrlhf(), openrlhf_loss(loss, a))

@@ -115,7 +115,7 @@ def test_constants_that_want_a_gradient_are_refused() -> None:
      "denominator"],
 )  # fmt: skip
 def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
-    """Otherwise their part of the derivative would silently be zero."""
+    """Without the refusal, their part of the derivative would silently be zero."""
     a = batch()
     importance = "given" if name == "importance_weight" else "token"
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1, importance=importance, drop_selected=True)

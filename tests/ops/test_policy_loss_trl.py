@@ -134,7 +134,7 @@ def test_trl(trl: Any, name: str, mode: str | None, empty: bool) -> None:
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 @pytest.mark.parametrize("drift", [1.0, -1.0])
 def test_trl_vespo_beyond_its_clamps(trl: Any, drift: float, advantage: float) -> None:
-    """Sequence log-ratios above 20 have the weight at 20; those below the logarithm of 1e-8 have the weight there."""
+    """Sequence log-ratios above 20 have the weight at 20; log-ratios below ln(1e-8) have the weight at ln(1e-8)."""
     a = batch(advantage_per_sequence=True)
     a["old_logprob"][:3] = a["logprob"][:3] - drift
     a["advantage"][:3] = advantage

@@ -215,7 +215,7 @@ def test_transforms(kind: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["ref_chosen", "ref_rejected", "chosen_aligned", "rejected_aligned", "kl"])
 def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
-    """Otherwise their part of the derivative would silently be zero."""
+    """Without the refusal, their part of the derivative would silently be zero."""
     w = torch.randn(3)
     arrays = {"ref_chosen": w, "ref_rejected": w * 2}
     if name == "kl":
@@ -474,7 +474,7 @@ def test_the_loss_of_trl_orpo(rng: np.random.Generator) -> None:
 
 
 def trl_batch(rng: np.random.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Chosen and rejected rows of a prompt and an answer, as TRL's collator makes them, and logits for all of them."""
+    """Chosen and rejected rows of a prompt and an answer, as TRL's collator makes them, and logits for all rows."""
     vocab, width = 23, 14
     batch = {}
     for side in ("chosen", "rejected"):
@@ -567,7 +567,7 @@ def test_the_losses_of_trl_kto(loss_type: str, shift: float, rng: np.random.Gene
 
 def test_the_length_desensitized_loss_of_trl(rng: np.random.Generator) -> None:
     """``ld_alpha``: each sequence has two sums, one over tokens up to the shorter answer's length and one over the
-    rest."""
+    remaining tokens."""
     trainer = framework_sources.trl("trl.trainer.dpo_trainer").DPOTrainer
     logps, completion, ref = trl_sides(rng)
     leaf = logps.clone().requires_grad_()

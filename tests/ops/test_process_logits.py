@@ -78,7 +78,7 @@ def test_it_is_the_references(order: str, device: str, rng: np.random.Generator)
 
 @pytest.mark.parametrize("order", ["vllm", "sglang"])
 def test_sample_draws_from_it(order: str, device: str, rng: np.random.Generator) -> None:
-    """The trainer's equality: logprob of the processed logits over the kept set has the bits of sample's."""
+    """The trainer's equality: logprob of the processed logits over the kept set has the bits of sample's logprob."""
     for dtype, vocab in ((torch.float32, 1500), (torch.bfloat16, 1500), (torch.float32, 9000)):
         x = logits_of(rng, 24, vocab).to(dtype).to(device)
         given, penalties = mixed(rng, 24, device), edits(rng, 24, vocab, device)

@@ -15,8 +15,8 @@ from rms_norm_cases import DTYPES, EPS, Operands, contract, failures, operands, 
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_rms_norm_frameworks.py has the others")
 
-# (rows, columns): one of each; a vec8; odd; a head; odd and wide; hidden sizes of models. The last rows are too wide
-# for a kernel's registers, in float32 and in 16-bit types.
+# (rows, columns): one element; a vec8; an odd size; a head; an odd and wide size; hidden sizes of models. The last rows
+# are too wide for a kernel's registers, in float32 and in 16-bit types.
 SHAPES = [(1, 1), (3, 8), (17, 37), (40, 128), (5, 1003), (4, 2048), (3, 4096), (3, 5120), (2, 8200), (1, 16400)]
 OPTIONS: list[dict[str, Any]] = [
     {},
@@ -63,8 +63,8 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
 
 @pytest.mark.parametrize("family", ["llama", "gemma", "olmo2"])
 def test_the_roundings_are_those_of_model_families(family: str, rng: np.random.Generator) -> None:
-    """The formulas are written as transformers writes them. Their reciprocal root may have other bits. A value then
-    rounds to its neighbour in rare cases."""
+    """The formulas are written as transformers writes them. transformers' reciprocal root may have other bits. A value
+    then rounds to its neighbour in rare cases."""
     o = operands(rng, (64,), 1024)
     wide = o.x.float()
     xhat = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)

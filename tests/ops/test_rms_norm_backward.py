@@ -226,7 +226,7 @@ def test_main_grad_is_left_alone_without_a_gradient(device: str, rng: np.random.
 
 
 def test_writing_in_place_is_seen_by_autograd(device: str, rng: np.random.Generator) -> None:
-    """Otherwise a backward that saved the memory would compute with its overwritten contents."""
+    """Without this, a backward that saved the memory would compute with its overwritten contents."""
     o = operands(rng, (6,), 16, "bfloat16", device)
     for write in (
         lambda m: rk.rms_norm_backward(o.dy, o.x, o.weight, EPS, main_grad=m),

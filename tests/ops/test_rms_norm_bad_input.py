@@ -1,5 +1,5 @@
-"""Bad input of rms_norm gives an error of the right type, whose message names the argument, what was expected and what
-came. It never gives a wrong number or a crash."""
+"""Bad input of rms_norm gives an error of the right type, whose message names the argument, the expected value and the
+given one. An operator never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -223,12 +223,12 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     # Tensors without memory, and tensors whose memory holds other values than their elements.
     "x a DTensor": (norm(DTensor(X)), TypeError, "x: expected a local tensor, got a DTensor; .*to_local"),
     "weight a DTensor": (norm(weight=DTensor(W)), TypeError, "weight: expected a local tensor, got a DTensor"),
-    "weight freed": (  # FSDP frees it between its gathers
+    "weight freed": (  # FSDP frees the memory between its gathers
         lambda: (w := W.clone(), w.untyped_storage().resize_(0), rk.rms_norm(X, w, 1e-6)),
         ValueError,
         "weight: has no memory",
     ),
-    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
+    **{  # a subclass may refuse with its own message, and torch with its messages for mixed devices or modes
         f"{what} {kind.__name__}": (call, Exception, rf"{what}: |does not do|Fake|fake")
         for kind in (fake, Wrapper)
         for what, call in (

@@ -145,7 +145,7 @@ def check_cpu(p: Problem) -> None:
 
 
 def canonical(values: Any) -> list[Any]:
-    """Gives every NaN the same bits, since those of NumPy and torch differ."""
+    """Gives every NaN the same bits, since the NaNs of NumPy and torch differ."""
     return [
         None if r is None else torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous()
         for r in values
@@ -172,7 +172,7 @@ def test_random_norms_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Otherwise a generator that lost a feature would go unnoticed."""
+    """Without this test, a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

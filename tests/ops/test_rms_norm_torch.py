@@ -233,7 +233,7 @@ def test_gradcheck_and_gradgradcheck(name: str, single: Operands) -> None:
     inputs = tuple(getattr(single, a).clone().requires_grad_() for a in arguments)
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
+        warnings.simplefilter("ignore")  # gradcheck warns that inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 
@@ -309,8 +309,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As for linear: at most 6 us on a GPU without autograd and 25 us with it. If a launch and an allocation alone take
-    that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so it is only printed."""
+    """As for linear: at most 6 us on a GPU without autograd and 25 us with autograd. If a launch and an allocation
+    alone take that long, the limit is their time plus 5 us. On a CPU the time includes the work itself, so the test
+    only prints it."""
     x = torch.randn(8, 64, device=device, dtype=torch.bfloat16)
     weight = torch.nn.Parameter(torch.randn(64, device=device, dtype=torch.bfloat16))
     frozen = weight.detach()

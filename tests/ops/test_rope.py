@@ -72,8 +72,8 @@ def hugging_face(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> 
 def test_input_is_what_hugging_face_computes(
     batch_of_cos: int, dtype: str, device: str, rng: np.random.Generator
 ) -> None:
-    """q and k are transposed views of [batch, heads, seq, head_dim]; cos and sin have their dtype or are rounded to
-    it."""
+    """q and k are transposed views of [batch, heads, seq, head_dim]; cos and sin have the dtype of q and k or are
+    rounded to it."""
     o = operands(rng, (2, 9), (4, 2), 128, dtype, device, ids=False)
     q, k = o.q.transpose(1, 2), o.k.transpose(1, 2)
     cos, sin = (torch.cat((t, t), -1)[:batch_of_cos] for t in o[2:4])

@@ -1,5 +1,5 @@
-"""Bad input of rope gives an error of the right type, whose message names the argument, what was expected and what
-came. It never gives a wrong number or a crash."""
+"""Bad input of rope gives an error of the right type, whose message names the argument, the expected value and the
+given one. An operator never gives a wrong number or a crash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMES = {"q": Q, "k": K, "cos": COS, "sin": SIN, "position_ids": IDS}
 
 
 def split(changed: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Splits arguments into positional and keyword ones."""
+    """Splits arguments into positional and keyword arguments."""
     given = {**NAMES, **changed}
     return [given.pop(name) for name in ("q", "k", "cos", "sin")], given
 
@@ -256,7 +256,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         ValueError,
         "cos: has no memory",
     ),
-    **{  # a subclass may refuse with its own message, and torch with those for mixed devices or modes
+    **{  # a subclass may refuse with its own message, and torch with its messages for mixed devices or modes
         f"{what} {kind.__name__}": (
             lambda what=what, kind=kind: rope(**{what: kind(NAMES[what])})(),
             Exception,

@@ -158,7 +158,7 @@ def make(number: int) -> Problem:
 
 
 def canonical(values: Any) -> tuple[Any, ...]:
-    """Gives every NaN the same bits, since those of NumPy and torch differ."""
+    """Gives every NaN the same bits, since the NaNs of NumPy and torch differ."""
     return tuple(
         None if r is None else torch.where(torch.isnan(r), torch.full_like(r, float("nan")), r).contiguous()
         for r in values
@@ -217,7 +217,7 @@ def test_random_rotations_have_the_bytes_of_the_cpu(chunk: int) -> None:
 
 
 def test_the_set_has_every_feature() -> None:
-    """Otherwise a generator that lost a feature would go unnoticed."""
+    """Without this test, a generator that lost a feature would go unnoticed."""
     seen: set[str] = set()
     for number in range(min(CASES, 400)):
         seen |= make(number).features

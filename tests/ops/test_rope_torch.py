@@ -100,7 +100,7 @@ def test_the_registered_operator_refuses_a_gradient_of_its_constants(o: Operands
 
 
 def test_gradients_of_any_layout(device: str, rng: np.random.Generator) -> None:
-    """Attention gives gradients in its own layout; a sum gives an expanded one."""
+    """Attention gives gradients in its own layout; a sum gives an expanded gradient."""
     o = operands(rng, (2, 5), (4, 2), 64, "bfloat16", device)
     q, k = leaves(o)
     outputs = results(o._replace(q=q, k=k))
@@ -296,7 +296,7 @@ def close(got: Any, want: Any, terms: int = 1) -> bool:
 
 @pytest.mark.parametrize("options", [{}, {"interleaved": True, "intermediate": "input"}], ids=str)
 def test_derivatives_of_any_order_and_mode_against_float64(options: dict[str, Any], single: Operands) -> None:
-    """Jacobians in both modes, and second derivatives through a square, are compared with those of the rotation's
+    """Jacobians in both modes, and second derivatives through a square, are compared with derivatives of the rotation's
     matrix."""
     o = single
     every = (0, 1)
@@ -341,7 +341,7 @@ def test_gradcheck_and_gradgradcheck(single: Operands) -> None:
 
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
+        warnings.simplefilter("ignore")  # gradcheck warns that inputs are not float64
         assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(function, inputs, **options)
 
@@ -381,7 +381,7 @@ def test_autocast_changes_nothing(rng: np.random.Generator) -> None:
 
 
 def test_constants_may_not_be_changed_before_backward_and_the_rest_may(o: Operands) -> None:
-    """The queries are not saved, so they may be overwritten."""
+    """The queries are not saved, so a caller may overwrite them."""
     for changed in ("cos", "position_ids"):
         mine = o._replace(**{changed: getattr(o, changed).clone()})
         q, k = leaves(o)
@@ -424,9 +424,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """As for rms_norm, with two outputs and five arrays: at most 10 us on a GPU without autograd and 30 us with it. If
-    a launch and two allocations alone take that long, the limit is their time plus 7 us. On a CPU the time includes the
-    work itself, so it is only printed."""
+    """As for rms_norm, with two outputs and five arrays: at most 10 us on a GPU without autograd and 30 us with
+    autograd. If a launch and two allocations alone take that long, the limit is their time plus 7 us. On a CPU the time
+    includes the work itself, so the test only prints it."""
     q = torch.randn(8, 4, 64, device=device, dtype=torch.bfloat16)
     leaf = q.clone().requires_grad_()
     k, table = q[:, :2], torch.randn(32, 32, device=device)

@@ -76,7 +76,7 @@ def failures(x: torch.Tensor, result: Any, **given: Any) -> str:
 @pytest.mark.parametrize("order", ["vllm", "hf", "sglang"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_kept_sets_are_the_references(order: str, dtype: torch.dtype, device: str, rng: np.random.Generator) -> None:
-    # a short vocabulary; one long enough for every level; a real one
+    # a short vocabulary; a vocabulary long enough for every level; a model's vocabulary
     cases = ((64, 1000, 1.0), (24, 5000, 4.0), (8, 32000, 10.0))
     for rows, vocab, scale in cases:
         x = logits_of(rng, rows, vocab, scale).to(dtype).to(device)
@@ -183,7 +183,7 @@ def test_a_cut_among_many_equal_logits_has_the_cpus_bytes(
     """Logits are multiples of ``step``, so in most rows 257 to 2,048 listed columns share the bin of the cut. A block
     then collects this bin in a second pass over its list, whose warps run at other speeds in every call.
 
-    Calls of 64 rows list all columns that a row may keep. Calls of 12 rows, and flat rows, list a bracket alone."""
+    Calls of 64 rows list all columns that a row may keep. Calls of 12 rows, and flat rows, list only a bracket."""
     for rows, vocab, scale, step in ((64, 128_256, 4.0, 0.5), (64, 128_256, 4.0, 1.0), (12, 128_256, 4.0, 1.0),
                                      (64, 20_000, 1.0, 0.25)):  # fmt: skip
         x = (torch.round(logits_of(rng, rows, vocab, scale) / step) * step).to(dtype)
@@ -373,7 +373,7 @@ def test_a_gpu_has_the_bytes_of_the_cpu(rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("top_k", [1, 50, 512, 513])
 @pytest.mark.parametrize("vocab", [5, 600, 5000, 128_256])
 def test_ties_that_fit_no_list_have_the_bytes_of_the_cpu(vocab: int, top_k: int, rng: np.random.Generator) -> None:
-    """Rows of one value, of few values, and of a value that one leaf alone has."""
+    """Rows of one value, of few values, and of a value that only one leaf has."""
     x = torch.zeros(3, vocab)
     x[1] = torch.from_numpy(rng.integers(0, 3, vocab).astype(np.float32))
     x[2, vocab // 2 : vocab // 2 + 100] = 1.0
@@ -396,7 +396,7 @@ def test_ties_that_fit_no_list_have_the_bytes_of_the_cpu(vocab: int, top_k: int,
 @pytest.mark.parametrize("vocab", [1000, 32_000, 128_256])
 def test_top_p_alone_has_the_bytes_of_the_cpu(vocab: int, rng: np.random.Generator) -> None:
     """A sample of the leaves' columns brackets the last kept column. Some rows fail its bracket: a flat row, rows of
-    few values and of one, and a row that is low wherever the sample looks."""
+    few values or one value, and a row that is low wherever the sample looks."""
     scales = torch.tensor([1e-6, 0.01, 0.5, 1.0, 4.0, 10.0, 1.0, 1.0, 1.0])[:, None]
     x = logits_of(rng, len(scales), vocab, 1.0) * scales
     x[6] = torch.from_numpy(rng.integers(0, 3, vocab).astype(np.float32))

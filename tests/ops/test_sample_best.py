@@ -16,7 +16,7 @@ BEST = ("top_ids", "top_logprobs", "raw_top_ids", "raw_top_logprobs")
 
 
 def scored(x: torch.Tensor, ids: torch.Tensor, **given: Any) -> torch.Tensor:
-    """logprob of each of the ids, one column of ids after another."""
+    """logprob of each id, column by column of the ids."""
     return torch.stack([rk.logprob(x, ids[:, k].contiguous(), **given) for k in range(ids.shape[1])], 1)
 
 

@@ -14,7 +14,7 @@ from cases import part_cut
 from rl_kernel_native.ops.sample import SampleStatus
 from test_sample import KEYS, logits_of, rows_of, same
 
-# Parts of each shard: 1, 2, 3 and 8 shards, and one split that has every size.
+# Parts of each shard: 1, 2, 3 and 8 shards, and a split into shards of every size.
 SPLITS = {"1": [8], "2": [4, 4], "3": [4, 2, 2], "4": [2] * 4, "uneven": [1, 1, 2, 4], "8": [1] * 8}
 OF_MERGE = ("return_kept", "kept_capacity")
 OF_PARTIAL = (
@@ -106,7 +106,8 @@ def more_of(rng: np.random.Generator, rows: int, vocab: int, device: str) -> lis
 def test_shards_have_the_bytes_of_the_whole_row(
     split: str, dtype: torch.dtype, device: str, rng: np.random.Generator
 ) -> None:
-    """Vocabularies: one column; with empty parts; not divisible by 64; a real one. bf16 gives ties at shard borders."""
+    """Vocabularies: one column; a size with empty parts; a size not divisible by 64; a model's size. bf16 gives ties at
+    shard borders."""
     for rows, vocab in ((9, 1), (9, 20), (24, 130), (24, 2100), (5, 32000)):
         x = logits_of(rng, rows, vocab).to(dtype).to(device)
         for more in more_of(rng, rows, vocab, device):
@@ -285,7 +286,7 @@ def test_payloads_of_two_exponentials_are_refused(rng: np.random.Generator) -> N
 
 
 def test_payloads_of_noise_stay_in_memory(device: str, rng: np.random.Generator) -> None:
-    """Some words are replaced at random. Each row is then good, with an id of the vocabulary, or bad with -1."""
+    """The test replaces some words at random. Each row is then good, with an id of the vocabulary, or bad with -1."""
     x = logits_of(rng, 3, 700).to(device)
     seen = set()
     for given in ({}, {"top_k": 20, "top_p": 0.9}, {"greedy": True}):

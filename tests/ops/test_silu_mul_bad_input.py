@@ -1,6 +1,6 @@
 """Each bad input of silu_mul and gelu_mul yields a typed error, never a wrong number or a crash.
 
-Its words name the argument, the expected value and the given one.
+The error names the argument, the expected value and the given one.
 """
 
 from __future__ import annotations

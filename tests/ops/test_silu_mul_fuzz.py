@@ -1,9 +1,8 @@
-"""Random calls of silu_mul and gelu_mul, the same ones in every run.
+"""Random calls of silu_mul and gelu_mul, the same calls in every run.
 
-They must have the contract's bytes, the same bytes for any subset of rows, and on a GPU the bytes of the CPU. They must
-read nothing beside an array. RLK_FUZZ_CASES sets the number of cases (default 2,000). A failure names its case, and
-this command runs that case alone:
-`PYTHONPATH=tests/support python tests/ops/test_silu_mul_fuzz.py CASE`.
+The results must have the contract's bytes, the same bytes for any subset of rows, and on a GPU the bytes of the CPU.
+The calls must read nothing beside an array. RLK_FUZZ_CASES sets the number of cases (default 2,000). A failure names
+its case, and this command runs that case alone: `PYTHONPATH=tests/support python tests/ops/test_silu_mul_fuzz.py CASE`.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Problem:
     features: set[str] = field(default_factory=set)
 
     def on(self, device: str) -> Problem:
-        """The problem on another device in the same layouts; ``to`` alone would make them contiguous."""
+        """The problem on another device in the same layouts; plain ``to`` would make the arrays contiguous."""
         if self.gate_up is None:
             moved, gate_up = Operands(*(as_laid_out_on(t, device) for t in self.operands)), None
         else:

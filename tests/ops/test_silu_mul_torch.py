@@ -176,7 +176,7 @@ def act(gate: Any, activation: str) -> Any:
 
 
 def pairs(activation: str, form: str, backward: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Our function and the formula. Both take (gate, up) or (gate_up,); for backward dy comes first."""
+    """Our function and the formula. Both functions take (gate, up) or (gate_up,); for backward dy comes first."""
     forward_of_ours, backward_of_ours, options = functions(activation)
 
     def formula(*inputs: Any) -> Any:
@@ -232,7 +232,7 @@ def test_gradcheck_and_gradgradcheck(activation: str, form: str, single: Operand
     options = {"eps": 2.0**-7, "atol": 2e-3, "rtol": 2e-3}
     ours = pairs(activation, form, False)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns that the inputs are not float64
+        warnings.simplefilter("ignore")  # gradcheck warns that inputs are not float64
         assert torch.autograd.gradcheck(ours, inputs, check_forward_ad=True, **options)
         assert torch.autograd.gradgradcheck(ours, inputs, **options)
 
@@ -332,7 +332,7 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU a call takes at most 6 us, or 5 us more than a launch and an allocation where that is longer.
     With autograd it takes at most 25 us, or five times a launch and an allocation. On a CPU the cost includes the work
-    itself, so it is only printed."""
+    itself, so the test only prints it."""
     gate_up = torch.randn(8, 128, device=device, dtype=torch.bfloat16)
     leaf = gate_up.clone().requires_grad_()
     calls = {

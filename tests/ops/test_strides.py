@@ -1,4 +1,4 @@
-"""Masks, positions and other arrays of integers are read by their strides or refused. They are never read as if
+"""Masks, positions and other arrays of integers are read by their strides or refused. Such arrays are never read as if
 contiguous.
 
 The arrays are every second element of memory; the elements between them would change the result. test_token_model.py
@@ -76,7 +76,7 @@ def _unpack(positions: Any) -> Any:
     return rk.unpack(packed.tensors, packed.cu_seqlens, 6, positions=positions)
 
 
-# Maps a name to (the array, the elements between its own, the argument's name, the call).
+# Maps a name to (the array, the elements between the array's own, the argument's name, the call).
 ARRAYS: dict[str, tuple[Any, Any, str, Callable[[Any], Any]]] = {
     "rope": (IDS[None], 1, "position_ids", lambda x: rk.rope(Q, None, TABLE, TABLE, position_ids=x)),
     "embedding": (IDS, 1, "ids", lambda x: rk.embedding(x, WEIGHT)),

@@ -1,5 +1,5 @@
-"""Rule 10: a sum over tokens, sequences, members or pairs is one number. It does not depend on the operator, on padding
-or packing, or on a merge of aligned parts."""
+"""Rule 10: a sum over tokens, sequences, members or pairs is one number. The sum does not depend on the operator, on
+padding or packing, or on a merge of aligned parts."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def test_any_mask_counts_by_what_is_not_zero(case: Case, dtype: Any) -> None:
 
 @by_name([c for c in CASES if c.masked])
 def test_a_masks_rows_have_any_stride(case: Case) -> None:
-    """The mask is that of a padded batch; its columns are contiguous."""
+    """The mask belongs to a padded batch; its columns are contiguous."""
     if case.needs_offsets:
         return
     rows, columns = 3, 11
@@ -560,7 +560,7 @@ SPOILED = {
 @pytest.mark.parametrize("bad", [[0, 18, 5, 37], [0, -1, 5, 37], [0, 5, 1 << 30, 37], [9, 3, -7, 99]], ids=str)
 @by_name([c for c in ON_GPU if c.packed])
 def test_bad_offsets_on_a_gpu_are_safe_and_seen(case: Case, bad: list[int], dtype: Any) -> None:
-    """Three sequences; each list makes one or more of them invalid."""
+    """Three sequences; each list makes at least one sequence invalid."""
     batch = packed(counted(), offsets(bad, dtype)).traced(lambda t: t.cuda())
     found = results(case.call(batch))
     torch.cuda.synchronize()

@@ -192,7 +192,7 @@ def test_bad_weights_are_named(operator: str) -> None:
 @pytest.mark.parametrize("xp", [torch.tensor, np.asarray])
 @pytest.mark.parametrize("wrong", ["cu_seqlens", "mask"])
 def test_a_bad_layout_is_named_as_without_weights(xp: Any, wrong: str) -> None:
-    """The loss sums the weights by an operator of its own, whose messages must not name that operator's arguments."""
+    """The loss sums the weights by a separate operator, whose messages must not name that operator's arguments."""
     value = xp(np.zeros((2, 3), np.float32))
     mask = xp(np.ones((2, 4 if wrong == "mask" else 3), bool))
     offsets = xp(np.array([0, 3], np.int32)) if wrong == "cu_seqlens" else None

@@ -260,7 +260,7 @@ def test_backward_multiplies_by_the_incoming_gradient(factor: float) -> None:
     loss.backward(retain_graph=True)
     want = run(a, TRL).d_value * factor
     assert same(x.grad, want)
-    x.grad.mul_(7)  # type: ignore[union-attr]  # what was handed out is the caller's
+    x.grad.mul_(7)  # type: ignore[union-attr]  # the caller owns returned tensors
     x.grad = None
     loss.backward()
     assert same(x.grad, want)

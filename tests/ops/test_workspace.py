@@ -1,4 +1,4 @@
-"""A CPU takes workspace from the caller's allocator for two operators alone, and none without elements."""
+"""A CPU takes workspace from the caller's allocator for only two operators, and none for empty arrays."""
 
 from __future__ import annotations
 

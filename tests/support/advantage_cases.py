@@ -138,7 +138,7 @@ def verl_group(kind: str, s: np.ndarray, index: np.ndarray, lengths: np.ndarray,
 
 
 def trl_group(s: np.ndarray, size: int, scale: str) -> np.ndarray:
-    """grpo_trainer.py of trl/trainer, with scale_rewards group, batch or none."""
+    """The advantages of trl/trainer/grpo_trainer.py with scale_rewards group, batch or none."""
     x = s.reshape(-1, size)
     out = x - x.mean(1, keepdims=True)
     if scale != "none":

@@ -51,7 +51,7 @@ class Sequences:
             return tuple(torch.cat(p) for p in (self.q, self.k, self.v, self.dout)), lists  # type: ignore[return-value]
         if form == "paged":
             return self._paged(())
-        if form == "shared":  # every sequence is a group; the group shares all of its keys, none, or some
+        if form == "shared":  # every sequence is a group; the group shares all, none or some of its keys
             n = [n for _, n in self.lengths]
             return self._paged([(1, (keys, 0, keys // 2, keys // 3 + 1)[b % 4]) for b, keys in enumerate(n)])
         left = form == "left"
@@ -64,8 +64,8 @@ class Sequences:
         return (q, k, v, dout), {"seqused_q": self._counts(0), "seqused_k": self._counts(1)}
 
     def _paged(self, groups: Any, page_size: int = 7) -> Any:
-        """``groups``: (number of sequences, number of keys that they share) of each group. The shared keys are those of
-        the group's first sequence."""
+        """``groups``: (number of sequences, number of keys that they share) of each group. The shared keys are the keys
+        of the group's first sequence."""
         first = np.cumsum([0, *(n for n, _ in groups)])
         shared = [keys for n, keys in groups for _ in range(n)]
         shared += [0] * (len(self.lengths) - len(shared))

@@ -98,7 +98,7 @@ class Draw:
 
 
 def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -> dict[str, Any]:
-    """Pages of four keys; each sequence has two of its own after those of its group."""
+    """Pages of four keys; each sequence has two own pages after the pages of its group."""
 
     def table(rows: int) -> Any:
         return Operand(d.rng.integers(0, 5, (rows, 2)), "int32")

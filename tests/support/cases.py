@@ -35,8 +35,8 @@ def tree_sum(terms: Any) -> np.float32:
 
 @contextmanager
 def mode(device: str, exp: str) -> Iterator[None]:
-    """Makes exp="hardware" available: it is on CUDA, and on the CPU under the arithmetic of an sm_90. Otherwise changes
-    nothing."""
+    """Makes exp="hardware" available: CUDA has this mode, and the CPU has it under the arithmetic of sm_90. Otherwise
+    changes nothing."""
     with rk.arithmetic("sm_90" if device == "cpu" and exp == "hardware" else rk.current_arithmetic()):
         yield
 
@@ -63,7 +63,7 @@ def raw(x: Any) -> Any:
 
 
 def differing(a: Any, b: Any) -> str:
-    """Describes where two results differ; empty if they do not."""
+    """Describes where two results differ; empty if they agree."""
     pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
     found = []
     for i, (x, y) in enumerate(pairs):
@@ -152,7 +152,7 @@ class Truth:
         return row("logprob", "logprob").allowed(max_abs_z=self.size)
 
     def failures(self, result: rk.LogprobResult) -> str:
-        """Describes what is wrong with a result that has every output; empty if nothing is."""
+        """Describes what is wrong with a result that has every output; empty if all is right."""
         wrong = []
         for name in OUTPUTS[:4]:
             facts = {"sum_p_sq": self.sum_p_sq} if name == "sum_p_sq" else {}

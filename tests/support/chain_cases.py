@@ -11,8 +11,8 @@ import rl_kernel_native as rk
 from rl_kernel_native.consistency.divergence import compare_traces, first_divergent
 from rl_kernel_native.consistency.probes import ProbePlan, Recorder, Trace, attached
 
-# Shapes of published models. On a CPU, the smaller "qwen3" and "llama" replace them. These have the same head_dim and
-# ratio of query heads to key heads, and their vocabulary ends in a partial leaf.
+# Shapes of published models. On a CPU, the smaller "qwen3" and "llama" replace them. The smaller models have the same
+# head_dim and ratio of query heads to key heads, and their vocabulary ends in a partial leaf.
 _LARGE = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 _SMALL = {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128, "vocab_size": 2003}
 _QWEN3 = {"rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}
@@ -43,7 +43,7 @@ def make_model(name: str, *, layers: int = 1, device: str = "cpu", dtype: torch.
             model = getattr(transformers, f"{family}ForCausalLM")(config)
         finally:
             torch.set_default_dtype(default)
-    # transformers initialises norms to one; other values show whether they are multiplied.
+    # transformers initialises norms to one; other values show whether the weights take part.
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, 1.0, 0.1)
@@ -182,7 +182,7 @@ def in_chunks_of_a_batch(model: Any, ids: torch.Tensor, others: list[torch.Tenso
 
 
 def difference(want: Trace, got: Trace, length: int) -> str:
-    """Names the first operator whose bytes differ; empty if none does."""
+    """Names the first operator whose bytes differ; empty if all bytes agree."""
     assert list(want.kinds) == list(got.kinds)
     drifts = compare_traces(want, got, [length])
     assert all(drift.tokens == length - (drift.name == "logprob") for drift in drifts)

@@ -94,7 +94,7 @@ def contract(
 
 
 def failures(o: Operands, got: tuple[Any, Any], **options: Any) -> str:
-    """Says which result is further from float64 than the contract allows; empty if none is."""
+    """Says which result is further from float64 than the contract allows; empty if no result is."""
     want = rk.embedding_reference(o.ids.cpu().numpy(), wide(o.weight), dy=wide(o.dy), **options)
     y, dweight = (wide(g).astype(np.float64) for g in got)
     if not np.array_equal(y, want["y"], equal_nan=True):

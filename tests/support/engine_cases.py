@@ -27,7 +27,7 @@ class Case(NamedTuple):
         accumulated: the leaf whose gradient ``call(*leaves, main_grad=...)`` adds to main_grad, or None.
         adds: the registered operator that does so.
         tangents: the operator whose bound in contract.py applies to tangents of gradients, which torch composes. "":
-            they have the bytes of gradients.
+            tangents have the bytes of gradients.
     """
 
     leaves: tuple[Any, ...]
@@ -171,7 +171,7 @@ def _preference_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """The case has float32 alone."""
+    """The case has only float32."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
     spec = rk.PolicySpec(kl="k3", kl_coef=0.1, entropy_coef=0.02)
 
@@ -183,7 +183,7 @@ def _policy_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """The case has float32 alone."""
+    """The case has only float32."""
     value, old, returns = (_normal(rng, device, "float32", 4, 21) for _ in range(3))
     return Case(
         (value,), lambda v: rk.value_loss(v, old, returns, clip=0.5).loss, {"d_loss": torch.tensor(0.75, device=device)}
@@ -191,7 +191,7 @@ def _value_loss(rng: np.random.Generator, device: str, dtype: str) -> Case:
 
 
 def _kl(rng: np.random.Generator, device: str, dtype: str) -> Case:
-    """The case has float32 alone."""
+    """The case has only float32."""
     a = {k: torch.from_numpy(v).to(device) for k, v in policy_loss_cases.arrays(4, 21).items()}
 
     def call(logprob: Any, weight: Any) -> Any:

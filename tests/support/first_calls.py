@@ -4,7 +4,7 @@ Prints one line of JSON per call. The time covers one call, or one call and its 
 Before the first call, the context exists and all operands are on the device. A call of `kl` and its backward have
 already loaded the module, autograd's engine and torch's imports for a first gradient.
 The remaining time is the cost of an operator's own kernels at first use: their code is loaded, or compiled if the build
-has none for the device. With CUDA_CACHE_DISABLE=1 the driver remembers no compilation.
+lacks code for the device. With CUDA_CACHE_DISABLE=1 the driver remembers no compilation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CPU_ALONE = "float32 products are the CPU's alone"  # a GPU refuses such a call,
 
 
 def call_of(operator: str, dtype: str) -> dict[str, Any]:
-    """A valid call in which every array has elements; for attention, one that may have gradients."""
+    """A valid call in which every array has elements; for attention, a call that may have gradients."""
     for number in range(400):
         d = Draw(np.random.default_rng([5, number]))
         d.dtype = dtype
@@ -81,7 +81,8 @@ def timed(call: Callable[[], Any], device: str) -> tuple[float, Any]:
 
 
 def step(operator: str, arguments: dict[str, Any]) -> bool:
-    """A call with gradients of all operands, or of the first alone, and its backward; False if it has none."""
+    """A call with gradients of all operands, or of the first alone, and its backward; False if the operator has no
+    backward."""
     leaves = [x for x in tensors(list(arguments.values())) if x.requires_grad]
     for some in (leaves, leaves[:1]):
         for x in leaves:
@@ -115,7 +116,7 @@ def rows(device: str) -> Iterator[dict[str, Any]]:
             yield {**row, "error": f"{type(error).__name__}: {error}"}
             continue
         yield row
-        if operator.endswith(("_backward", "_grad")):  # it is a backward itself, and has none
+        if operator.endswith(("_backward", "_grad")):  # a backward has no backward here
             continue
         seconds, has_backward = timed(lambda o=operator, a=with_gradients: step(o, a), device)
         if has_backward:

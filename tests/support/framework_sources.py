@@ -1,6 +1,6 @@
-"""The frameworks' own source code, for tests that compare with it. If a framework is not installed, its test is skipped
-with the reason. Under RLK_REQUIRE_FRAMEWORKS, which scripts/test.sh sets, it fails instead. docs/objectives.md has the
-commands."""
+"""The frameworks' own source code, for tests that compare with this code. If a framework is not installed, its test is
+skipped with the reason. Under RLK_REQUIRE_FRAMEWORKS, which scripts/test.sh sets, it fails instead. docs/objectives.md
+has the commands."""
 
 from __future__ import annotations
 

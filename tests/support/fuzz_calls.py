@@ -1,8 +1,8 @@
-"""Hostile calls of every public operator. Each gives a result that stays the same in another layout and when repeated,
-or a typed error that names an argument.
+"""Hostile calls of every public operator. Each call gives a result that stays the same in another layout and when
+repeated, or a typed error that names an argument.
 
-``python tests/support/fuzz_calls.py --calls 20000 --seed 1`` draws calls; ``--case N`` runs and prints one. Calls run
-in another process. If it dies or hangs, its current call is at fault.
+``python tests/support/fuzz_calls.py --calls 20000 --seed 1`` draws calls; ``--case N`` runs and prints that call. Calls
+run in another process. If that process dies or hangs, its current call is at fault.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ try:
     NUMPY_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 except ImportError:  # then NumPy has no bfloat16
     NUMPY_BFLOAT16 = None
-# Phrases of errors about a required gradient, and about an argument that must fit another one.
+# Phrases of errors about a required gradient, and about an argument that must fit another argument.
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
     r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
@@ -356,8 +356,8 @@ class Attempt:
         return self.memories[name].array
 
     def _alias(self, given: Given, of: Memory) -> Memory | None:
-        """The same numbers, contiguous, ``shift`` elements further on; None if they do not fit. Later plain attempts
-        need these numbers, so the operand takes them."""
+        """The same numbers, contiguous, at an offset of ``shift`` elements; None if the memory is too small. Later
+        plain attempts need these numbers, so the operand takes them."""
         stored = _stored(given.operand)
         size = stored.itemsize
         inside = np.flatnonzero(of.inside)
@@ -414,7 +414,7 @@ def _raw(x: Any) -> Any:
 
 
 def judge(plan: Plan) -> str:
-    """Describes what is wrong with the call; empty if nothing is."""
+    """Describes what is wrong with the call; empty if all is right."""
     first = Attempt(plan)
     if first.strays:
         return f"memory of {', '.join(first.strays)} was written outside of outputs"

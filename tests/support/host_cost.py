@@ -1,4 +1,4 @@
-"""Measures the host time of a call next to that of other calls."""
+"""Measures the host time of a call next to the time of other calls."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def flushed_below(operand: Any, unit: str) -> float:
 
 
 def failures(o: Operands, got: tuple[Any, ...], unit: str) -> str:
-    """Describes what is wrong with :func:`results`; empty if nothing is."""
+    """Describes what is wrong with :func:`results`; empty if all is right."""
     x, weight, dy = (as_multiplied(t, unit) for t in (o.x, o.weight, o.dy))
     want = rk.linear_reference(x, weight, _wide(o.bias), dy=dy) | {
         key: value for key, value in rk.linear_reference(x, weight, dy=_wide(o.dy)).items() if "dbias" in key

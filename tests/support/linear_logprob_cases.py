@@ -18,7 +18,7 @@ class Head(NamedTuple):
     hidden: Any  # [rows, in_features]
     weight: Any  # [vocab_size, in_features]
     bias: Any  # [vocab_size]
-    target: Any  # [rows]; the second is ignored
+    target: Any  # [rows]; the second row is ignored
 
 
 def head(
@@ -70,7 +70,7 @@ def head_truth(h: Head, unit: str = "ieee", **options: Any) -> Truth:
 
 
 def failures(h: Head, unit: str = "ieee", **options: Any) -> str:
-    """Describes what is further from float64 than contract.py allows; empty if nothing is."""
+    """Describes outputs that are further from float64 than contract.py allows; empty if none are."""
     dtype = str(h.hidden.dtype).removeprefix("torch.")
     found, *grads = gradients(h, **options)
     dlogits = np.stack([float64(gradients(Head(*(h[0][i:i + 1], h.weight, h.bias, h.target[i:i + 1])), **options)[3])
@@ -116,7 +116,7 @@ class LoraTruth(NamedTuple):
 
 def lora_truth(h: Head, of_lora: Lora, unit: str = "ieee") -> LoraTruth:
     """Bounds against products with ``weight + scale * b @ a`` in float64. The bounds include the errors of u and v,
-    whose roundings those products lack."""
+    while the products lack these roundings."""
     dtype, s = str(h.hidden.dtype).removeprefix("torch."), of_lora.scale
     x, w, a, b = (linear_cases.as_multiplied(t, unit) for t in (*h[:2], of_lora.a, of_lora.b))
 

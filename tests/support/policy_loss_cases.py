@@ -28,7 +28,7 @@ def same(got: Any, want: Any) -> bool:
 
 
 def arrays(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[str, np.ndarray]:
-    """float32 arrays of a batch; with three sequences or more, the second has no token that counts."""
+    """float32 arrays of a batch; with three sequences or more, the second sequence has no token that counts."""
     random = np.random.default_rng(seed)
 
     def normal(scale: float) -> np.ndarray:

@@ -39,8 +39,8 @@ SEQUENCES = ("rewards", "cost")
 
 
 def batch(rows: int, columns: int, seed: int = 0, masked: float = 0.3, longest: Any = None) -> dict[str, np.ndarray]:
-    """float32 arrays; with three sequences, the second has no token that counts. ``longest``: largest end of the spans,
-    for each sequence."""
+    """float32 arrays; with three sequences, the second sequence has no token that counts. ``longest``: largest end of
+    the spans, for each sequence."""
     random = np.random.default_rng(seed)
 
     def normal(*shape: int) -> np.ndarray:
@@ -82,7 +82,7 @@ def reference(a: dict[str, Any], name: str, **more: Any) -> dict[str, np.ndarray
 
 
 def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Sequences of LENGTHS padded and packed, and the offsets of the packed ones."""
+    """Sequences of LENGTHS padded and packed, and the offsets of the packed sequences."""
     a = batch(len(LENGTHS), max(LENGTHS), seed=1, longest=LENGTHS)
     a["mask"] &= np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     packed = {k: np.concatenate([x[:n] for x, n in zip(a[k], LENGTHS, strict=True)]) for k in TOKENS}

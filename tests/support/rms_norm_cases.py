@@ -45,7 +45,7 @@ class Results(NamedTuple):
 
 
 def results(o: Operands, eps: float = EPS, **options: Any) -> Results:
-    """All outputs; dweight in float32. The residual and its gradient are left out if they are None."""
+    """All outputs; dweight in float32. The residual and its gradient are left out if None."""
     y, *new_residual, rstd = rk.rms_norm(o.x, o.weight, eps, residual=o.residual, return_rstd=True, **options)
     h = new_residual[0] if new_residual else o.x
     dx, dweight = rk.rms_norm_backward(

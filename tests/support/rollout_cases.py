@@ -9,7 +9,7 @@ LENGTHS = [300, 0, 17, 256, 131]
 
 def rollouts(rows: int, columns: int, seed: int = 0, masked: float = 0.3) -> dict[str, np.ndarray]:
     """``train`` and ``rollout``, float32; one token in ten is equal in both. With three sequences or more, the second
-    has no token that counts."""
+    sequence has no token that counts."""
     random = np.random.default_rng(seed)
     train = -np.abs(random.normal(0, 1.5, (rows, columns))).astype(np.float32)
     off = random.normal(0, 0.2, train.shape) * (random.random(train.shape) < 0.9)
@@ -28,7 +28,7 @@ def wild(a: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def ragged() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-    """Sequences of LENGTHS padded and packed, and the offsets of the packed ones."""
+    """Sequences of LENGTHS padded and packed, and the offsets of the packed sequences."""
     a = rollouts(len(LENGTHS), max(LENGTHS), seed=1)
     a["mask"] &= np.arange(max(LENGTHS)) < np.array(LENGTHS)[:, None]
     packed = {k: np.concatenate([x[:n] for x, n in zip(v, LENGTHS, strict=True)]) for k, v in a.items()}

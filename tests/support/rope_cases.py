@@ -140,7 +140,7 @@ def contract(
 
 
 def failures(o: Operands, got: tuple[Any, Any], backward: bool, intermediate: str, **options: Any) -> str:
-    """Describes what is further from float64 than the contract allows; empty if nothing is."""
+    """Describes outputs that are further from float64 than the contract allows; empty if none are."""
     moved = [None if t is None else t.detach().cpu() for t in o]
     arrays = [None if t is None else (t.double() if t.is_floating_point() else t).numpy() for t in moved]
     want = rk.rope_reference(*arrays[:4], position_ids=arrays[4], transposed=backward, **options)

@@ -8,7 +8,7 @@ import torch
 
 
 class Wrapper(torch.Tensor):
-    """A subclass without memory of its own, like those of FSDP and quantisation."""
+    """A subclass without memory of its own, like the subclasses of FSDP and quantisation."""
 
     @staticmethod
     def __new__(cls, inner: Any) -> Any:
@@ -19,7 +19,7 @@ class Wrapper(torch.Tensor):
         raise NotImplementedError(f"{cls.__name__} does not do {func}")
 
 
-DTensor = type("DTensor", (Wrapper,), {})  # like torch.distributed's; it is recognised by its name
+DTensor = type("DTensor", (Wrapper,), {})  # like torch.distributed's; torch code recognises the class by name
 
 
 def fake(tensor: Any) -> Any:

@@ -21,8 +21,8 @@ def gradients(function: Callable[..., Any], *inputs: Any) -> tuple[Any, ...]:
 
 
 def runs_with_and_without_checkpoints(operator: str, selective: bool) -> Iterator[Callable[..., Any]]:
-    """Two ways to call a function: directly, and under activation checkpointing. With ``selective`` the latter keeps
-    the results of ``operator``."""
+    """Two ways to call a function: directly, and under activation checkpointing. With ``selective``, checkpointing
+    keeps the results of ``operator``."""
     from torch.utils import checkpoint as ck
 
     saved = getattr(torch.ops.rl_kernel_native, operator).default

@@ -24,7 +24,7 @@ def save(folder: Path) -> Path:
 
 
 def train(model: Any) -> None:
-    """Teaches it sequences of neighbouring ids, of which small ones are more frequent. It still draws widely."""
+    """Teaches the model sequences of neighbouring ids, of which small ones are more frequent. It still draws widely."""
     import torch
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -115,7 +115,7 @@ def first_runner() -> list[int]:
 
 
 def second_runner(ids: list[int]) -> None:
-    """The second runner has its own states, on a GPU; here they are tensors."""
+    """vLLM's second runner has its own states, on a GPU; here they are tensors."""
     from vllm.v1.worker.gpu.sample import logprob
     from vllm.v1.worker.gpu.sample.sampler import Sampler
     from vllm.v1.worker.gpu.sample.states import SamplingStates
@@ -139,7 +139,7 @@ def second_runner(ids: list[int]) -> None:
     sampler.req_states = SimpleNamespace(prompt_len=held(prompt))
     sampler.logit_bias_state = SimpleNamespace(use_logit_bias=np.zeros(ROWS, dtype=bool))
     sampler.bad_words_state = SimpleNamespace(num_bad_words=SimpleNamespace(np=np.zeros(ROWS, dtype=np.int32)))
-    last = c["keys"][2] + prompt - 1  # position in the sequence of the token before the drawn one
+    last = c["keys"][2] + prompt - 1  # position in the sequence of the token before the drawn token
     found, processed = sampler.sample(logits, order, order.numpy(), last, None, None, return_logprobs=True)
     assert found.tolist() == ids
     one = logprob.compute_token_logprobs(processed, found[:, None])[:, 0]

@@ -38,7 +38,7 @@ def test_one_process_measures_at_a_time_and_none_goes_on_before_all_have(tmp_pat
     log = tmp_path / "log"
     log.touch()
     environment = {**os.environ, "RLK_ALIGN_LOCK": str(tmp_path / "lock")}
-    # The second is ready later than the first, and the third only computes.
+    # The second run is ready later than the first; the third run only computes.
     runs = [
         subprocess.Popen([sys.executable, "-c", RUN, name, str(log), str(delay), "3"], env=environment)
         for name, delay in (("a", 0.0), ("b", 0.4), ("other", 0.2))

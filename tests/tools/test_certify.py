@@ -154,8 +154,8 @@ def test_content_is_that_of_its_definition() -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_recorded_digests_are_those_of_every_arithmetic(unit: str) -> None:
-    """Digests of every shape's first row alone. Digests that all backends are said to share are equal in all of
-    these."""
+    """Digests of every shape's first row alone. Digests that all backends are said to share are equal in all
+    records."""
     with rk.arithmetic(unit):
         found = digests(Arrays())
     assert set(found) == {"every", unit}
@@ -373,7 +373,7 @@ def test_a_device_that_is_not_there_is_bad_input(monkeypatch: pytest.MonkeyPatch
 
 
 def write() -> None:
-    """Writes the CPU's digests in every arithmetic. Digests that all backends share must be the same in each."""
+    """Writes the CPU's digests in every arithmetic. Digests that all backends share must be the same in each record."""
     found: dict[str, dict[str, str]] = {}
     for unit in UNITS:
         with rk.arithmetic(unit):

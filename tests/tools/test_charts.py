@@ -1,4 +1,4 @@
-"""Charts: a legend is outside its axes, so it covers nothing."""
+"""Charts: a legend lies outside its axes and covers nothing."""
 
 from __future__ import annotations
 

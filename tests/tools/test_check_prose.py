@@ -1,4 +1,4 @@
-"""tools/check_prose.py: it refuses the listed faults and nothing else."""
+"""tools/check_prose.py: the tool refuses the listed faults and nothing else."""
 
 from __future__ import annotations
 

@@ -604,7 +604,7 @@ def test_with_this_librarys_operators_no_token_differs(
     stock = run_compare(
         loaded, prompts_of(loaded), dataclasses.replace(settings, rollout_ops="stock", training_ops="stock")
     )
-    assert not stock.aligned  # the model is as before
+    assert not stock.aligned  # the model is unchanged
 
 
 # ---- the demo

@@ -44,7 +44,7 @@ def one_thread() -> Any:
 
 
 def tiny(family: str = "qwen3", **changes: Any) -> Any:
-    """The same random weights in every call. Queries and keys are as large as those of a trained model."""
+    """The same random weights in every call. Queries and keys are as large as in a trained model."""
     shape = {
         "vocab_size": 99,
         "hidden_size": 32,
@@ -73,7 +73,7 @@ def tiny(family: str = "qwen3", **changes: Any) -> Any:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):  # transformers initialises them to zeros, which would hide a missing bias
             torch.nn.init.normal_(parameter, std=0.1)
-        # they start as ones, which would hide that two are swapped
+        # weights start as ones, which would hide a swap of two
         elif name.endswith(("q_norm.weight", "k_norm.weight")):
             torch.nn.init.uniform_(parameter, 0.5, 2.0)
     return model
@@ -196,7 +196,7 @@ FAULTS = [
 ]  # fmt: skip
 
 
-# One bfloat16 rounding is 0.4 %, so faults of about 1 % are the hard ones.
+# One bfloat16 rounding is 0.4 %, so faults of about 1 % are the hard faults.
 IN_BFLOAT16 = (
     "weight 1 % off", "norm's weight 1 % off", "head 1 % off", "wrong eps of the model", "garbled weight",
     "tied head untied", "temperature 1 % off",
@@ -339,7 +339,7 @@ def test_a_patch_that_cannot_be_taken_off_names_the_model_and_the_cure() -> None
 
 
 def test_an_operator_is_judged_by_itself() -> None:
-    """Operators after a fault differ on the inputs of their own run. On equal inputs only the faulty one differs."""
+    """Operators after a fault get other inputs in their own run. On equal inputs only the faulty one differs."""
     trainer = tiny()
     scaled("model.layers.0.self_attn.v_proj.weight", 1.5)(trainer)
     found = rk.compare(tiny(), trainer, PROMPTS, max_new_tokens=NEW)

@@ -60,7 +60,7 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture(autouse=True)
 def own_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test draws the same numbers, whatever ran before it."""
+    """A test draws the same numbers in any order of tests."""
     monkeypatch.setitem(globals(), "RNG", np.random.default_rng(0))
 
 
@@ -163,7 +163,7 @@ def test_rounding_is_what_torch_rounds(dtype: str) -> None:
 
 
 def test_the_module_needs_the_standard_library_alone() -> None:
-    """Its own rows are those of a whole model; operators enter theirs when they are imported."""
+    """The module's own rows describe a whole model; each operator enters its rows at import."""
     code = (
         "import importlib, pathlib, sys, types; p = types.ModuleType('alone'); sys.modules['alone'] = p;"
         "p.__path__ = [str(pathlib.Path(sys.argv[1]).parent)]; m = importlib.import_module('alone.contract');"
@@ -544,7 +544,7 @@ OWN_NUMBERS = {
     "test_attention_partials.py": 8,  # l and O of a split; two float64 implementations, twice; the approximate merge
     "test_attention_torch.py": 2,  # finite differences: steps and curvature
     "test_gae.py": 5,  # two float64 implementations of the reference, three times; advantages of gae and of vtrace
-    "test_group_advantage.py": 3,  # another order of sums; two float64 implementations of AReaL's
+    "test_group_advantage.py": 3,  # another order of sums; two float64 implementations of AReaL's baseline
     "test_kl.py": 1,  # float32 sums of gradients over a vocabulary, besides float64
     "test_linear_logprob_loss.py": 1,  # two float64 implementations of the reference
     "test_logprob.py": 1,  # two float64 implementations of the reference

@@ -1,5 +1,5 @@
-"""The check that every CUDA kernel has code for Hopper, tested on output of cuobjdump. It needs neither a GPU nor
-CUDA."""
+"""The check that every CUDA kernel has code for Hopper, tested on output of cuobjdump. The check needs neither a GPU
+nor CUDA."""
 
 from __future__ import annotations
 

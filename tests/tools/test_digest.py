@@ -94,7 +94,7 @@ def test_a_layout_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_patched_model_of_transformers_is_the_same_chain() -> None:
-    """The digest's forward is written out. It must equal the patched Qwen3 of transformers."""
+    """The digest's forward is written out. This forward must equal the patched Qwen3 of transformers."""
     transformers = pytest.importorskip("transformers")
     model = digest.load_digest_model(CPU, "portable")
     weights = {name: tensor for name, tensor in model.weights.items() if not name.startswith("rope.")}

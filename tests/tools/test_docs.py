@@ -77,7 +77,7 @@ def test_the_page_of_an_operator_has_signature_bits_speed_and_contract() -> None
 
 
 def test_an_example_is_no_part_of_the_section_before_it() -> None:
-    """Sphinx showed its markup as text where no empty line stood between them."""
+    """Sphinx showed its markup as text where no empty line stood between the example and the section."""
     lines = ["Sums.", "", "Source: a page.", "Example:", "    >>> 1 + 1", "    2"]
     tool("build_site").lay_out(None, "", "", None, None, lines)
     assert lines == ["Sums.", "", "", "**Source:** a page.", "", "Example:", "    >>> 1 + 1", "    2"]
@@ -110,7 +110,8 @@ def test_the_readme_is_read_in_a_minute() -> None:
 
 
 def test_the_speeds_of_the_front_page_stand_in_the_notes() -> None:
-    """A row repeats figures of the page that it links to; a row without a link, those of the row before it."""
+    """A row repeats figures of the page that it links to; a row without a link repeats figures of the previous row's
+    page."""
     (section,) = re.findall(r"^## Speed\n(.*?)^## ", (ROOT / "README.md").read_text(), re.S | re.M)
     figures = re.compile(r"\d+\.\d+|\d\d+")
     page, rows = "", re.findall(r"^\| (.*?\w.*?) \| (.*\d.*?) \| (.*?) \|$", section, re.M)

@@ -16,7 +16,7 @@ import rl_kernel_native as rk
 torch = pytest.importorskip("torch")
 
 CALLS = sorted(name for name in rk.__all__ if inspect.isfunction(getattr(rk, name)) and not name.endswith("_reference"))
-# It changes the environment of its process.
+# canonical_blas changes the environment of its process.
 WITHOUT = {"canonical_blas"}
 
 
@@ -78,7 +78,7 @@ def test_sections_stand_in_order(name: str) -> None:
 
 
 def parameters(call: Any) -> tuple[list[str], set[str]]:
-    """Names of parameters that may be positional, in order, and names of the others."""
+    """Names of parameters that may be positional, in order, and names of the other parameters."""
     found = inspect.signature(call).parameters.values()
     return [p.name for p in found if p.kind != p.KEYWORD_ONLY], {p.name for p in found if p.kind == p.KEYWORD_ONLY}
 

@@ -181,7 +181,7 @@ def test_a_machine_without_a_gpu_gets_no_advice_on_cublas(monkeypatch, capsys):
 
 def test_operators_that_passed_the_same_test_share_a_line():
     """The doctor would otherwise print one sentence 23 times. A test that failed, or did not run, has its own line
-    before the others."""
+    before the other tests."""
     passed = {"device": "cpu", "check": "against float64", "passed": True, "detail": "within", "seconds": 1.0}
     tests = [
         {**passed, "operator": "kl"},
@@ -309,7 +309,7 @@ def test_a_wrong_rotation_is_reported(broken, monkeypatch):
 
 @pytest.mark.parametrize("check", ["against float64", "same bytes as logprob of linear, on any number of ranks"])
 def test_a_wrong_head_is_reported(check, monkeypatch):
-    """The head's logarithms are about 5. They are wrong by a factor of 1.001, or by one bit."""
+    """The head's logarithms are about 5. The wrong logarithms differ by a factor of 1.001, or by one bit."""
     module = importlib.import_module("rl_kernel_native.ops.linear_logprob")
     right, factor = module.linear_logprob, 1.001 if check == "against float64" else np.float32(1 + 2.0**-23)
 

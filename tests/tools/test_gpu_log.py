@@ -16,8 +16,8 @@ from tests.gpu_log import ROOT, TREES, sources, tree_hash, tree_hashes, why_stal
 
 
 def test_the_gpu_log_covers_these_sources() -> None:
-    """This is a warning, not a failure, since whoever changes a line may have no GPU at hand. Work on GPU code is
-    unfinished while it warns."""
+    """A stale log gives a warning, not a failure, since whoever changes a line may have no GPU at hand. Work on GPU
+    code is unfinished while it warns."""
     problem = why_stale()
     if problem:
         warnings.warn(pytest.PytestWarning(problem), stacklevel=1)
@@ -25,7 +25,7 @@ def test_the_gpu_log_covers_these_sources() -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A small tree of each kind, without git."""
+    """A small source tree with files of each hashed kind, without git."""
     for name in ("cpp", "cuda", "python", "tests"):
         (tmp_path / name / "deep").mkdir(parents=True)
         (tmp_path / name / "deep" / "a.py").write_text(f"# {name}\n")

@@ -1,4 +1,4 @@
-"""Every operator has all its pieces; each test checks one piece and is named after it."""
+"""Every operator has all its pieces; each test checks one piece and has the piece's name."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_dispatch_table_has_a_line_of(op: str) -> None:
 
 @pytest.mark.parametrize("op", [*OPS, "elementwise"])
 def test_hip_kernels_are_built_and_emulated(op: str) -> None:
-    """A kernel without a bundle would be missing at its launch, and one that no test includes would never run."""
+    """A kernel without a bundle would be missing at its launch, and a kernel that no test includes would never run."""
     if list((ROOT / "hip" / op).glob("*_kernels.hip")):
         assert re.search(rf"^rlk_bundle_hip\({op}\b", (ROOT / "cmake" / "Hip.cmake").read_text(), re.M)
         standin = [path.read_text() for path in (ROOT / "tests" / "hip").glob("hip_standin_*.cpp")]
@@ -163,7 +163,7 @@ def test_the_benchmark_against_peers_knows(op: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("op", OPS)
 def test_the_operator_has_example_inputs(op: str) -> None:
-    """The doctor's self-test, the bench's command and the certificate are made of them."""
+    """The doctor's self-test, the bench's command and the certificate use these inputs."""
     from rl_kernel_native.cases import CASES
 
     assert op in CASES, f"no module of rl_kernel_native/cases has CASES[{op!r}]"
@@ -172,7 +172,7 @@ def test_the_operator_has_example_inputs(op: str) -> None:
 
 
 def test_every_module_of_cases_is_found() -> None:
-    """What is imported is what lies there: a module without CASES, or one that packaging leaves out, is missed."""
+    """What is imported is what lies there: a module without CASES, or a module that packaging leaves out, is missed."""
     from rl_kernel_native import cases
 
     modules = {path.stem for path in (PACKAGE / "cases").glob("[!_]*.py")}
@@ -265,8 +265,8 @@ LIBRARY = {name.removesuffix("__init__").removesuffix("."): path for name, path 
 
 
 def imports_of(module: str) -> set[str]:
-    """Modules of the library that a module imports, at its top or inside a function, except for annotations alone. ""
-    is the package itself, which users import. Modules that work as user code import it, too."""
+    """Modules of the library that a module imports, at its top or inside a function, except modules only for
+    annotations. "" is the package itself, which users import. Modules that work as user code import it, too."""
     parts = module.split(".") if module else []
     folder = parts if LIBRARY[module].name == "__init__.py" else parts[:-1]
     found = set()
@@ -288,7 +288,7 @@ def imports_of(module: str) -> set[str]:
 
 
 def test_imports_go_one_way() -> None:
-    """From commands to operators, to the engine, to its base: no module imports one that imports it."""
+    """From commands to operators, to the engine, to its base: no two modules import each other."""
     left = {module: imports_of(module) for module in LIBRARY}
     assert left["ops.kl"] >= {"_call", "_operator"}  # so relative imports are resolved
     assert left["integrations.vllm"] >= {"integrations.vllm.hooks"}

@@ -1,4 +1,4 @@
-"""tools/mutate.py: files that it draws have tests, and its verdicts are right."""
+"""tools/mutate.py: files that the tool draws have tests, and its verdicts are right."""
 
 from __future__ import annotations
 
@@ -461,7 +461,7 @@ def test_a_copy_has_the_switches_of_its_files_and_what_reads_the_environment(too
 
 
 def test_a_file_that_leaves_the_tree_leaves_its_copy(tool: Any, copy: Any) -> None:
-    """Otherwise a build of the copy would still compile it."""
+    """Without this, a build of the copy would still compile it."""
     left, made = copy.root / "cmake" / "left.cpp", copy.root / "cmake" / "_C.abi3.so"
     for path in (left, made):
         path.parent.mkdir(exist_ok=True)

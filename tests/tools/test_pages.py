@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 HOW = "in a clone of the repository: pip install"
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED = {str(page.relative_to(ROOT)): page for page in PAGES}
-# test_docs.py runs these, and compares them with their texts. For docs/objectives.md it runs the examples of a session.
+# test_docs.py runs these, and compares them with their texts. For docs/objectives.md test_docs.py runs the examples of
+# a session.
 ELSEWHERE = {"README.md", "docs/operators.md", "docs/linear.md", "docs/sampling.md"}
 SESSIONS_ELSEWHERE = {"docs/objectives.md", *(name for name in NAMED if name.startswith("docs/objectives/"))}
 # pages whose blocks are separate programs; the blocks of other pages share their names
@@ -31,7 +32,7 @@ HERE = [
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """Blocks of one language; those inside a list are indented."""
+    """Blocks of one language; blocks inside a list are indented."""
     found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", page.read_text(), re.S | re.M)
     return [textwrap.dedent(block) for _, block in found]
 
@@ -297,7 +298,7 @@ def test_a_program_that_does_not_exist_is_noticed(command: str) -> None:
 
 
 def test_python_that_needs_an_engine_is_that_of_its_example() -> None:
-    """It cannot run without the engine; CI runs examples/grpo_vllm.py beside one, in stage engines."""
+    """The example cannot run without the engine; CI runs examples/grpo_vllm.py beside an engine, in stage engines."""
     (block,) = [b for b in blocks(ROOT / "docs" / "vllm.md", "text") if "rk." in b]
     example = (ROOT / "examples" / "grpo_vllm.py").read_text()
     found = [node for node in ast.walk(ast.parse(block.replace(", ...)", ")"))) if isinstance(node, ast.Call)]

@@ -66,7 +66,7 @@ KEPT = "[paper](https://arxiv.org/abs/1805.02867), [below](#speed)\n"
 
 
 def test_links_of_the_description_come_from_one_setting(tool: Any) -> None:
-    """Without a given address, none is invented."""
+    """Without a given address, the tool invents none."""
     bare = tool.with_links(METADATA, "")
     assert "Project-URL" not in bare
     assert bare.endswith(f"# x\n\n\n\nnumerics, {KEPT}")
@@ -113,7 +113,7 @@ def test_a_wheel_of_an_earlier_build_keeps_its_commit(
 
 
 def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four distributions, each for 3.10, 3.11 and 3.12 on, built from the tag's commit."""
+    """Four distributions, each for Python 3.10, for 3.11, and for 3.12 and later, built from the tag's commit."""
     monkeypatch.setattr(tool, "run", lambda command: "abc1234def\n")
     for variant in ("cpu", "cu124", "cu130", "rocm6"):
         for python in ("cp310-cp310", "cp311-cp311", "cp312-abi3"):
@@ -142,7 +142,7 @@ def test_a_release_is_whole_and_of_its_tag(tool: Any, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("given", ["--variant cu130 cu124", "--variant cu130 --variant cu124 --variant cu130"])
 def test_variants_are_named_in_one_option_or_in_several(tool: Any, given: str) -> None:
-    """A repeated option kept its last name alone, so a build lacked wheels without a word."""
+    """A repeated option kept only its last name, so a build lacked wheels without a message."""
     assert tool.arguments(given.split()).variant == ["cu130", "cu124"]
     assert tool.arguments(given.split()).python == ["3.10", "3.11", "3.12"]
     assert tool.arguments([]).variant == ["cpu", "cu124", "cu130", "rocm6"]
@@ -165,7 +165,7 @@ def test_a_missing_compiler_is_a_reason_and_not_an_error(tool: Any, monkeypatch:
 
 
 def test_device_code_comes_from_a_finished_build(tool: Any, tmp_path: Path) -> None:
-    """It is the same for every Python, and takes minutes to compile."""
+    """Device code is the same for every Python, and takes minutes to compile."""
     build = tmp_path / "build" / "rocm6-3.10"
     (build / "hip").mkdir(parents=True)
     (build / "hip" / "kl.gfx942.hsaco").write_bytes(b"code")
@@ -197,7 +197,8 @@ LATER_THAN_GCC_10 = rf"{BUILTINS}|std::(?:bit_cast|source_location|format|to_und
 
 
 def test_host_code_uses_nothing_that_the_compiler_of_wheels_lacks() -> None:
-    """Device code has compilers of its own. A wheel compiles only those headers of emulations that others include."""
+    """Device code has compilers of its own. A wheel compiles a header of the emulations only if other code
+    includes it."""
     trees = ("bindings", "cpp/*.h", "cpp/*.cpp", "cpu", "kernels", "cuda/*.cpp", "hip/*.cpp", "hip/emulation/*.h")
     others = (":!hip/emulation/*.cpp", ":!hip/emulation/isa")
     names = subprocess.run(

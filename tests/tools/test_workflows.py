@@ -1,4 +1,4 @@
-"""The workflows call scripts that CI also runs elsewhere, with options that exist. No step has commands of its own."""
+"""The workflows call scripts that CI also runs elsewhere, with options that exist. No step has other commands."""
 
 from __future__ import annotations
 

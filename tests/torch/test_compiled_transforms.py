@@ -145,7 +145,7 @@ def tangent_or_error(f: Callable[[Any], Any], dual: Any) -> Any:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith(WITHOUT_TANGENTS)])
 def test_a_tangent_into_a_compiled_function_comes_out_or_is_refused(name: str) -> None:
-    """Dynamo ignores levels of forward mode, so a graph traced without one is used again inside one."""
+    """Dynamo ignores levels of forward mode, so a graph traced without such a level is used again inside a level."""
     f, argument = FUNCTIONS[name]
     for seen_before, backend in itertools.product((False, True), ("eager", "aot_eager")):
         torch.compiler.reset()
@@ -219,7 +219,7 @@ def test_an_exported_program_has_gradients(strict: bool) -> None:
 
 
 def test_a_name_of_two_functions_is_refused() -> None:
-    """A graph calls a Function by its class's name, so a later class would replace an earlier one."""
+    """A graph calls a Function by its class's name, so a later class would replace an earlier class."""
     from rl_kernel_native import _in_graph
 
     rk.linear(X, W)  # its Functions are registered from now on

@@ -20,13 +20,13 @@ from rl_kernel_native.contract import row  # noqa: E402
 forward_ad = torch.autograd.forward_ad
 WITH_MAIN_GRAD = ("linear", "linear_logprob", "rms_norm", "embedding")
 SCALARS = ("policy_loss", "value_loss")
-# test_torch.py compares the tangents of logprob with float64. The others have none and say so, in
+# test_torch.py compares the tangents of logprob with float64. The other operators have no tangents and say so, in
 # test_preference_loss.py and test_linear_logprob.py.
 WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
 # torch itself refuses, or the message is about capsules; the other operators name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
 DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss"), BY_TORCH)
-# torch passes zeros to these, as it does unless a Function asks for None.
+# torch passes zeros to these operators, its default unless a Function asks for None.
 FILLED_BY_TORCH = ("linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad", "embedding", "silu_mul",
                    "gelu_mul", "kl")  # fmt: skip
 SPARSE = {
@@ -189,7 +189,7 @@ class Ending(torch.autograd.Function):
 
 
 def test_no_gradient_from_later_steps_leaves_none(name: str, case: Case) -> None:
-    """Zeros in its place cost a backward, and an optimiser takes a step with them."""
+    """Zeros in its place cost a backward, and an optimiser takes a step with the zeros."""
     leaves = case.fresh()
     Ending.apply(*case.outputs(leaves)).backward()
     if name.split()[0] in FILLED_BY_TORCH:
@@ -210,7 +210,7 @@ def test_a_gradient_from_a_collective_is_waited_for(case: Case, group: Any) -> N
     want = every_gradient(case, lambda g: g, False)
     assert not differing(every_gradient(case, reduced, False), want)
     leaves, dys = case.fresh(), list(case.gradients.values())
-    for i in range(len(dys)):  # only dys[i] is special; the others are plain
+    for i in range(len(dys)):  # only dys[i] is special; the other dys are plain
         mixed = [reduced(g) if j == i else g for j, g in enumerate(dys)]
         assert not differing(torch.autograd.grad(case.outputs(leaves), leaves, mixed), want[: len(leaves)])
 
@@ -277,7 +277,7 @@ def test_what_cannot_be_added_to_main_grad_is_refused(case: Case) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_no_output_is_a_view(name: str, rng: np.random.Generator) -> None:
-    """In-place changes of a view drop the hooks of its base, such as those of FSDP2, which reduce gradients."""
+    """In-place changes of a view drop the hooks of its base, such as the hooks of FSDP2, which reduce gradients."""
     case = CASES[name](rng, "cpu", "float32")
     assert not any(t._is_view() for t in case.outputs(case.fresh()))
 
@@ -332,7 +332,7 @@ EAGER: dict[str, tuple[Any, tuple[tuple[int, ...], ...]]] = {
 }
 
 
-OF_A_GPU_ALONE = {"attention_eager", "logprob_eager"}  # they look where the memory is
+OF_A_GPU_ALONE = {"attention_eager", "logprob_eager"}  # these functions check where the memory is
 
 
 def test_every_short_way_is_in_the_table() -> None:

@@ -191,8 +191,8 @@ def test_fake_tensors_meet_the_errors_of_tensors(case: str) -> None:
 
 @pytest.mark.parametrize("operator", ["group_advantage", "optimal_token_baseline"])
 def test_offsets_of_no_group_are_refused_without_memory_too(operator: str) -> None:
-    """Offsets of shape [1] can only be [0]. So they cannot end with the number of sequences, which is known without
-    reading them."""
+    """Offsets of shape [1] can only be [0]. Such offsets cannot end with the number of sequences, which is known
+    without reading them."""
     with FakeTensorMode():
         tokens, offsets = torch.zeros(2, 3), torch.zeros(1, dtype=torch.int64)
         arrays = (tokens[:, 0],) if operator == "group_advantage" else (tokens, tokens, tokens)

@@ -149,7 +149,7 @@ def parametrized(net: Any) -> None:
 
 
 class Quantized(torch.Tensor):
-    """A weight that only its own linear can multiply, like torchao's weights."""
+    """A weight that only its own class of linear layer can multiply, like torchao's weights."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -169,7 +169,7 @@ LAYER = "model.layers.0"
 NORM = f"{LAYER}.post_attention_layernorm"
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32}
 
-# name: (change of the model, what is listed as torch's own; None: everything may be served)
+# name: (change of the model, parts listed as torch's own; None: every part may be served)
 ALTERED: dict[str, tuple[Change, str | None]] = {
     "a bidirectional attention": (each("self_attn", is_causal=False), "self_attn"),
     "a subclass of the norm": (become(llama.LlamaRMSNorm, OnePlus), "norm"),
@@ -352,7 +352,7 @@ def doubled(module: Any) -> Callable[..., Any]:
     "path", ["lm_head", "model.norm", "model.embed_tokens", "model.layers.0.mlp", "model.layers.1.self_attn.q_proj"]
 )
 def test_a_forward_that_is_set_later_runs_and_is_named(path: str, caplog: pytest.LogCaptureFixture) -> None:
-    """This includes a new forward that calls the patched one, such as those of accelerate's hooks."""
+    """This case includes a new forward that calls the patched one, such as the forwards of accelerate's hooks."""
     net = make()
     stock = copy.deepcopy(net)
     rk.patch_model(net, probe=False)
@@ -582,7 +582,7 @@ def test_probes_leave_the_random_state_hooks_and_weights_alone() -> None:
 
 
 def test_a_replacement_that_is_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the probe can find it, so it stays hidden if the probe is turned off."""
+    """Only the probe can find such a replacement, so it stays hidden without the probe."""
     honest = rk.silu_mul
     monkeypatch.setattr(rk, "silu_mul", lambda *a, **k: honest(*a, **k) * 1.001)
     net = make()

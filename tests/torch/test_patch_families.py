@@ -16,7 +16,7 @@ from chain_cases import neighbours, padded, places_in, sequence  # noqa: E402
 from patch_cases import FAMILIES, family, logits_of  # noqa: E402
 from rl_kernel_native.integrations.decoder import cache_name  # noqa: E402
 
-MOE = ("Qwen3Moe", "Mixtral")  # experts stay torch's, so the layers before them are compared
+MOE = ("Qwen3Moe", "Mixtral")  # experts stay torch's, so the test compares the layers before the experts
 DENSE = [name for name in FAMILIES if name not in MOE]
 LENGTH = 150  # more than a block of 128 keys, and three windows
 
@@ -150,7 +150,7 @@ def test_every_layout_of_a_sequence_has_its_bytes_on_a_gpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", DENSE)
 def test_generation_decodes_what_a_whole_forward_gives(name: str) -> None:
-    """Greedy decoding next to a prompt padded on the left, with a cache that grows and one that does not."""
+    """Greedy decoding next to a prompt padded on the left, with a cache that grows and with a fixed cache."""
     model = family(name)
     rk.patch_model(model)
     ids = torch.stack([sequence(model, 60, 4), sequence(model, 60, 5)])

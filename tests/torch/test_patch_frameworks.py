@@ -113,8 +113,8 @@ def test_a_cache_of_continuous_batching_is_read_by_torchs_own_attention(how: str
 
 
 def test_tools_are_strict() -> None:
-    """A tool that compares operators must not compare torch with torch. This would happen for an unproved part, or for
-    a switch that is set later."""
+    """A tool that compares operators must not compare torch with torch. The tool would do so for an unproved part, or
+    for a switch that is set later."""
     net = tiny("Llama", hidden_act="relu")
     with pytest.raises(BadInput, match=r"rollout_ops='rk': model: strict=True, without .* serves 2 modules"):
         rk.compare(net, net, [[1, 2, 3]], rollout_ops="rk", max_new_tokens=2)

@@ -145,8 +145,8 @@ def test_float32_is_that_of_transformers_but_for_rounding(family: str) -> None:
 
 
 def test_a_cast_of_the_model_does_not_round_the_frequencies() -> None:
-    """model.to(torch.bfloat16) rounds them: at position 100 the angles of transformers' module are then off by
-    radians."""
+    """model.to(torch.bfloat16) rounds the frequencies: at position 100 the angles of transformers' module are then off
+    by radians."""
     model = tiny()
     rk.patch_model(model)
     want = logits_of(model)
@@ -324,7 +324,7 @@ def test_bad_calls_are_typed_errors(model: Any) -> None:
 
 
 def test_an_older_transformers_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = sys.modules["transformers"]  # transformers itself replaces this module by another one
+    loaded = sys.modules["transformers"]  # transformers itself replaces this module by another module
     monkeypatch.setattr(loaded, "__version__", "5.13.1")
     with pytest.raises(ImportError, match=r"transformers: expected version 5\.14 or newer, found 5\.13\.1; pip"):
         rk.patch_model(model)
@@ -370,7 +370,7 @@ def test_a_saved_model_is_a_patched_model_in_another_process(model: Any, tmp_pat
     loaded = torch.load(tmp_path / "model.pt", weights_only=False)
     rk.unpatch_model(loaded)
     assert torch.equal(logits_of(loaded), stock)
-    # A saved model must be the unpatched one.
+    # A saved model must be the unpatched model.
     file = io.BytesIO()
     torch.save(model.state_dict(), file)
     file.seek(0)

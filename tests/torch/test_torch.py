@@ -27,7 +27,7 @@ OPTIONS: dict[str, Any] = {"temperature": 0.7, "logit_scale": 1.3, "softcap": 11
 
 @pytest.fixture
 def problem(device: str, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Logits [3, 5, VOCAB] and targets, one of which is ignored."""
+    """Logits [3, 5, VOCAB] and targets, of which one is ignored."""
     target = torch_targets(rng, (3, 5), 200)
     target[1, 2] = -100
     return torch_logits(rng, (3, 5, VOCAB)).to(device), target.to(device)
@@ -142,7 +142,8 @@ def test_compiled_with_arrays_and_dynamic_shapes(problem: tuple[Any, Any]) -> No
 
 
 def test_a_compiled_graph_is_portable_on_the_cpu_unless_it_says_otherwise(rng: np.random.Generator) -> None:
-    """Tracing cannot see rk.arithmetic, and a backward may run outside it. So no setting means portable."""
+    """Tracing cannot see rk.arithmetic, and a backward may run outside it. Without a setting, the mode is therefore
+    portable."""
     logits, target = torch_logits(rng, (40, VOCAB)), torch_targets(rng, (40,), VOCAB)
     torch.compiler.reset()
     compiled = torch.compile(lambda x, y: rk.logprob(x, y), fullgraph=True, backend="aot_eager")
@@ -152,7 +153,7 @@ def test_a_compiled_graph_is_portable_on_the_cpu_unless_it_says_otherwise(rng: n
 
 
 def test_a_compiled_backward_has_the_forwards_mode(rng: np.random.Generator) -> None:
-    """As in eager mode, the saved lse comes from one exponential, and the backward must use the same."""
+    """As in eager mode, the saved lse comes from one exponential, and the backward must use the same exponential."""
     logits, target = torch_logits(rng, (40, VOCAB)), torch_targets(rng, (40,), VOCAB)
     torch.compiler.reset()
 
@@ -229,7 +230,7 @@ def test_vmap_of_grad_is_per_sample_gradients(problem: tuple[Any, Any]) -> None:
 
 
 # Tangents and second derivatives are composed from torch's own operators in float64 and rounded to float32 once (6e-8).
-# They use the native forward's lse and entropy, which have errors of up to 2e-5 at these sizes.
+# The derivatives use the native forward's lse and entropy, which have errors of up to 2e-5 at these sizes.
 SECOND = 5e-5
 
 
@@ -429,7 +430,7 @@ assert digest() == want
 
 
 def test_many_threads_of_the_caller(device: str, rng: np.random.Generator) -> None:
-    """On a GPU 8 streams have 8 threads each; on a CPU there are threads alone. Each result equals that of a separate
+    """On a GPU 8 streams have 8 threads each; on a CPU only threads run. Each result equals the result of a separate
     call."""
     logits, target = torch_logits(rng, (37, 3001), "bfloat16").to(device), torch_targets(rng, (37,), 3001).to(device)
     want = rk.logprob(logits, target, **ALL)
@@ -490,8 +491,8 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU 5 us without autograd and 25 us with it. If a launch and an allocation alone take 5 us on this host, the
-    limits are 4 us more than they take, and 5 times that. On a CPU the time includes the work itself, so it is only
-    printed."""
+    limits are their time plus 4 us, and 5 times their time. On a CPU the time includes the work itself, so the test
+    only prints it."""
     logits, target = torch.randn(8, 128, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     x = logits.clone().requires_grad_()
 

@@ -50,7 +50,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and for each other peer the reason why not."""
+    """This library first, then every peer that can run here; and for each other peer the reason why it cannot."""
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa), Peer("rk, partials merged", _partials, False)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Options(NamedTuple):
-    """The options of a bench's command line; ``sizes`` are those of the operator's :class:`~..cases.Bench`."""
+    """The options of a bench's command line; ``sizes`` are the sizes of the operator's :class:`~..cases.Bench`."""
 
     operator: str
     rows: int
@@ -53,7 +53,7 @@ def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> t
 
 
 class Candidate(NamedTuple):
-    """A peer in one pass. ``error()`` is that of its results against float64, None where it is not measured."""
+    """A peer in one pass. ``error()`` is the error of its results against float64, None if not measured."""
 
     peer: str
     call: Call

@@ -37,7 +37,7 @@ class Peer(NamedTuple):
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and for each other peer the reason why not."""
+    """This library first, then every peer that can run here; and for each other peer the reason why it cannot."""
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)

@@ -33,7 +33,7 @@ Forward = Callable[[Batch], Any]
 
 
 class Peer(NamedTuple):
-    """``forward`` gives logprob, ``with_entropy`` the pair (logprob, entropy); None where a peer has none."""
+    """``forward`` gives logprob, ``with_entropy`` the pair (logprob, entropy); None if a peer lacks the form."""
 
     name: str
     forward: Forward
@@ -121,7 +121,7 @@ def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
-    """The timed call of a peer for a pass, or None if it has none. The call's number selects the buffer."""
+    """The timed call of a peer for a pass, or None if the peer lacks the pass. The call's number selects the buffer."""
     if which == "forward":
         return lambda i: peer.forward(batches[i % len(batches)])
     if which == "forward + entropy":

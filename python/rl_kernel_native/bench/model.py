@@ -143,7 +143,7 @@ class Served:
         return torch.cuda.max_memory_allocated(device) / 2**20
 
     def layouts(self) -> Iterator[tuple[str, int, int]]:
-        """(layout, tokens whose logits differ from those of the sequence alone, tokens), layout by layout."""
+        """(layout, tokens whose logits differ from the logits of the sequence alone, tokens), layout by layout."""
         import transformers
 
         batch, length = self.ids.shape
@@ -203,7 +203,7 @@ def run(
 
     Args:
         small: a model of two narrow layers instead of the published shape.
-        layers: instead of the shape's own.
+        layers: the number of layers, instead of the published shape's.
         shape: (sequences, tokens of each) of prefill, training step and layouts.
         context: (sequences, tokens of each) in front of the decoded token.
         seconds: of measuring per model and pass.

@@ -31,7 +31,7 @@ def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run; see :mod:`rl_kernel_native.bench.report` for what is done with it."""
+    """The command's run; see :mod:`rl_kernel_native.bench.report` for the use of the results."""
     device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes.get("columns", 1)
     comparison = Comparison(device, o.seconds)
     buffers, passes = passes_of(o.operator, o.rows, columns, dtype, device)

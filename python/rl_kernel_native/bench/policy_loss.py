@@ -16,7 +16,7 @@ from .measure import Call
 
 MOST_BUFFERS = 256
 PASSES = ("loss and gradient", "through backward()")
-ARRAYS = 6  # arrays of tokens: five are read, one is written
+ARRAYS = 6  # arrays of tokens: five arrays are read, one array is written
 SPEC = rk.presets.verl(use_kl_loss=True, kl_loss_coef=0.001)
 
 

@@ -18,7 +18,7 @@ EPS = 1e-6
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + backward", "forward, residual", "forward + backward, residual")
-READS_AND_WRITES = dict(zip(PASSES, (2, 5, 4, 8), strict=True))  # passes over all rows, at least
+READS_AND_WRITES = dict(zip(PASSES, (2, 5, 4, 8), strict=True))  # least number of passes over all rows
 
 
 class Operands(NamedTuple):

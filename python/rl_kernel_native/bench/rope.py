@@ -18,7 +18,7 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_TOKENS = 8  # compared with float64
 PASSES = ("forward", "forward + backward")
-READS_AND_WRITES = dict(zip(PASSES, (2, 4), strict=True))  # passes over all heads, at least
+READS_AND_WRITES = dict(zip(PASSES, (2, 4), strict=True))  # least number of passes over all heads
 POSITIONS = 8192
 
 

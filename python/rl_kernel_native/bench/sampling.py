@@ -1,5 +1,5 @@
 """What rollouts draw by: random words beside torch's generator, tokens beside a sort and FlashInfer, and tokens of
-hidden states beside the product alone."""
+hidden states beside only the product."""
 
 from __future__ import annotations
 

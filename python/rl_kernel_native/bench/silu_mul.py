@@ -17,7 +17,7 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("silu, packed", "silu, apart", "gelu tanh, packed", "silu, packed, forward + backward")
-READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # passes over [rows, columns], at least
+READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # least number of passes over [rows, columns]
 
 
 class Operands(NamedTuple):
@@ -116,7 +116,7 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
-    """The timed call of a peer for a pass, or None if it has none. The call's number selects the buffer."""
+    """The timed call of a peer for a pass, or None if the peer lacks the pass. The call's number selects the buffer."""
     n = len(buffers)
     if which == "silu, apart":
         silu = peer.silu

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("bfloat16", "float16", "float32")
 LAYOUTS = ("contiguous", "strided", "misaligned")
-MOST_NEIGHBOURS = 129  # distinct rows around the one that is certified; larger batches repeat them
+MOST_NEIGHBOURS = 129  # distinct rows around the certified row; larger batches repeat these rows
 # Why operators have no cases.
 BY_SEQUENCE = "rows are sequences of any length: its own tests compare bytes padded, packed, alone and on every backend"
 BY_BATCH = "reads the whole batch, so no row of it is fixed"
@@ -61,7 +61,7 @@ def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
 class Arrays:
     """Tensors of torch on a device. A subclass may define `wrap` and `unwrap` for arrays of other frameworks."""
 
-    has_autograd = True  # without it, gradients that need an autograd are skipped
+    has_autograd = True  # without it, gradients that need autograd are skipped
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -131,7 +131,7 @@ class Case:
         call: a function of the operands on the device that returns results with the rows as first dimension.
         token_sum: None, or the number of rows that the operator sums over; results then have no rows.
         ways: other calls that must give the same results, by description.
-        exp: exponential of softmax statistics; "" for operators without one.
+        exp: exponential of softmax statistics; "" for operators without an exponential.
         options: of the call, in words.
     """
 

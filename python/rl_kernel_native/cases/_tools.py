@@ -87,7 +87,7 @@ class Cases:
         checks: the doctor's self-test, a function of torch, a device and its compute capability; None: another
             operator's self-test includes it.
         bench: the bench; None: another operator's bench includes it.
-        certificate: cases on a device, all or the quick ones; or the reason why there are none.
+        certificate: cases on a device, all or the quick ones; or the reason why there are no cases.
     """
 
     checks: Callable[[Any, str, tuple[int, int] | None], Iterator[Check]] | None

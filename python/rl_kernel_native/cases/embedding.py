@@ -92,7 +92,7 @@ def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check
 
 
 def certified_embedding(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one; the hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
+    # Sizes: an odd width; the hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
     for columns in (37, 1024) if quick else (37, 1024, 4096):
         for dtype in dtypes_of(quick, columns > 1000):
             yield Case(

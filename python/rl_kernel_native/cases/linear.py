@@ -117,7 +117,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     for engine in ("auto", "native"):
 
         def bytes_of_cpu(engine: Engine = engine) -> tuple[bool, str]:
-            with arithmetic("sm_90"):  # a GPU always computes with it
+            with arithmetic("sm_90"):  # a GPU always computes with its own arithmetic
                 return same_results((case.results(arrays, engine), case.results(cpu)) for case in _products(dtypes))
 
         yield timed(f"same bytes as the CPU as an sm_90, engine {engine}", bytes_of_cpu)

@@ -171,7 +171,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
     cpu = Arrays(torch, "cpu")
 
     def bytes_of_cpu() -> tuple[bool, str]:
-        with arithmetic("sm_90"):  # a GPU always computes with it
+        with arithmetic("sm_90"):  # a GPU always computes with its own arithmetic
             return same_results((case.results(arrays), case.results(cpu)) for case in _heads(dtypes))
 
     yield timed("same bytes as the CPU as an sm_90", bytes_of_cpu)
@@ -184,7 +184,7 @@ LORA_SCALE = 0.5
 
 
 def certified_linear_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one over some leaves; whole tiles, whose eighths are shards.
+    # Sizes: an odd width over some leaves; whole tiles, whose eighths are shards.
     for ins, vocab in ((40, 1031), (128, 2048)):
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
             for exp in arrays.exponentials:

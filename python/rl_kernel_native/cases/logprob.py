@@ -193,7 +193,7 @@ def _certified_statistics(a: Mapping[str, Any], exp: Any) -> Any:
 
 
 def certified_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one; the vocabularies of Llama 2, Llama 3 and Qwen3.
+    # Sizes: an odd width; the vocabularies of Llama 2, Llama 3 and Qwen3.
     for vocab in (4099, 32000) if quick else (1, 4099, 32000, 128256, 151936):
         for dtype in dtypes_of(quick, vocab == 32000):
             for exp in arrays.exponentials:

@@ -107,7 +107,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_rope(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one, without vector loads; heads of Qwen3-8B; half of a head.
+    # Sizes: an odd width, without vector loads; heads of Qwen3-8B; half of a head.
     odd: tuple[Any, ...] = ((3, 1, 18), 16, {"interleaved": True, "intermediate": "input"})
     qwen: tuple[Any, ...] = ((32, 8, 128), 128, {})
     half: tuple[Any, ...] = ((5, 1, 64), 32, {})

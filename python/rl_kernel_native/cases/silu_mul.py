@@ -120,7 +120,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_silu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one; the intermediate sizes of Qwen3-8B and Llama 3.1 8B.
+    # Sizes: an odd width; the intermediate sizes of Qwen3-8B and Llama 3.1 8B.
     yield from _certified_gates("silu_mul", {}, quick, (37, 12288) if quick else (37, 12288, 14336))
 
 

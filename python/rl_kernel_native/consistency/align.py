@@ -91,7 +91,7 @@ class Result:
         features: the engine's settings: asynchronous scheduling, chunked prefill, tokens and sequences per step, prefix
             caching, CUDA graphs; and the fewest and the most requests in a step of the rollout.
         redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
-            seed, or by the engine itself in another batch. None where vLLM's own sampler drew them.
+            seed, or by the engine itself in another batch. None where vLLM's own sampler drew the tokens.
         preemptions: number of sequences that the rollout preempted and computed again.
         launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
             over eight requests of 16 tokens; None on a CPU.
@@ -143,8 +143,8 @@ def serves(setting: str) -> bool:
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
-    """Compares the rollout's log-probabilities with those named ``other``. A log-probability that is not a number
-    counts as different."""
+    """Compares the rollout's log-probabilities with the log-probabilities named ``other``. A log-probability that is
+    not a number counts as different."""
     pairs = [p for s in sequences for p in zip(s["rollout"], s[other], strict=True)]
     apart = [b - a for a, b in pairs]
     size = [abs(d) if not math.isnan(d) else math.inf for d in apart]
@@ -236,7 +236,7 @@ def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
             raise BadInput(f"rlk align needs {module}, which is not installed; {cure}")
     try:
         found = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:  # from a source tree: the process that imports it checks it
+    except importlib.metadata.PackageNotFoundError:  # a source tree: whoever imports vLLM checks its version
         return
     if any(map(serves, settings)) and found.partition("+")[0] not in vllm_versions.VERSIONS:
         expected = " or ".join(vllm_versions.VERSIONS)

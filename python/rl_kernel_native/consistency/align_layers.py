@@ -3,7 +3,7 @@
 
 FILE holds a scored rollout (align_trainer.py) and gets ``first_divergent``. Engine and transformers model compute one
 sequence, and hooks keep the result of each module. The engine runs eagerly here, since compiled code calls no hooks:
-its own operators may then differ from those of the rollout.
+its own operators may then differ from the rollout's operators.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from . import align_turns as turns
 
-# Modules of a decoder layer in the order of a forward, as vLLM names them, and the operator of each.
+# Modules of a decoder layer in the order of a forward, as vLLM names them, and each module's operator.
 IN_LAYER = {
     "input_layernorm": "rms_norm",
     "self_attn.qkv_proj": "linear",
@@ -28,7 +28,7 @@ IN_LAYER = {
     "mlp.act_fn": "silu_mul",
     "mlp.down_proj": "linear",
 }
-# transformers' modules whose results, side by side, are those of a merged module.
+# transformers' modules whose results, side by side, form the result of a merged module.
 MERGED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),

@@ -69,7 +69,7 @@ def make(directory: str, dtype: Any, device: str) -> Any:
 
 def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
     """transformers' parameters under megatron-core's names. The merged projection holds the queries, key and value of
-    each query group together. The gate's rows come before those of up."""
+    each query group together. The gate's rows come before the rows of up."""
     import torch
 
     found: dict[str, Any] = {

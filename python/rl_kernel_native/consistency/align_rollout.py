@@ -1,8 +1,8 @@
 """The rollout of `rlk align`, which runs as its own process:
 `python -m rl_kernel_native.consistency.align_rollout FILE`.
 
-FILE holds the request, a JSON object, and gets the answer: every sequence, its rollout's log-probabilities, and those
-of the engine's own prefill of the same tokens.
+FILE holds the request, a JSON object, and gets the answer: every sequence, its rollout's log-probabilities, and the
+log-probabilities of the engine's own prefill of the same tokens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from . import align_turns as turns
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
 PAGE = 16
-TIMED = 3  # rollouts on a GPU whose rates are measured, after one that is not
+TIMED = 3  # rollouts on a GPU whose rates are measured, after a rollout that is not measured
 LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runtime and driver API
 KERNEL = re.compile(r"\brlk::(?:\w+::)*(?:\(anonymous namespace\)::)?(\w+)")
 
@@ -110,7 +110,7 @@ def on_device(events: Iterable[Any]) -> Iterator[tuple[str, bool, float]]:
 
 def kernel_names(events: Iterable[Any]) -> dict[str, int]:
     """How often each kernel of this library ran, among a profile's events. Calls of an operator choose among kernels by
-    shape and GPU: the names say which they took."""
+    shape and GPU: the names say which kernels the calls took."""
     return dict(sorted(Counter(name for name, ours, _ in on_device(events) if ours).items()))
 
 
@@ -198,7 +198,7 @@ def rates_of(
     tokens: int,
 ) -> dict[str, Any]:
     """Rates of timed rollouts, and the seconds of each kernel in one more, for every limit of tokens per step: the
-    engine's own, and with ``default_batch`` also that of chunked prefill. Measured cases run in turns.
+    engine's own, and with ``default_batch`` also the rate of chunked prefill. Measured cases run in turns.
 
     Args:
         rollout: generates ``tokens`` tokens.

@@ -1,8 +1,8 @@
 """The updates of `rlk align --steps N`: `python -m rl_kernel_native.consistency.align_steps FILE`, its own process.
 
 FILE holds the request, a JSON object, and gets the steps. Each step is a GRPO update of a transformers model beside the
-running engine. Old log-probabilities are the rollout's; AdamW takes one step; vLLM's weight-transfer API copies the new
-weights into the engine. The reward is the share of even tokens, which any model can learn.
+running engine. The rollout gives the old log-probabilities; AdamW takes one step; vLLM's weight-transfer API copies the
+new weights into the engine. The reward is the share of even tokens, which any model can learn.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 `python -m rl_kernel_native.consistency.align_trainer FILE`.
 
 FILE holds the rollout's answer (align_rollout.py). The trainer writes its own log-probabilities of the same tokens to
-it.
+that file.
 
 - hf: a transformers model, which scores one sequence at a time.
 - fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts, each on a GPU of its

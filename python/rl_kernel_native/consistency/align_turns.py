@@ -1,10 +1,10 @@
-"""Turns of runs of `rlk align` that share a GPU. They start together, measure in turns while the others wait, and go on
-together.
+"""Turns of runs of `rlk align` that share a GPU. The runs start together, measure in turns while the others wait, and
+go on together.
 
 The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without this variable,
 a process takes no turns. A process that computes holds a shared lock of the file, and a process that measures holds the
 exclusive lock. Whoever has yet to measure also holds a shared lock of a second file, FILE.before, and adds a byte to it
-where it first waits for its turn: a script that holds a shared lock of FILE can wait for all of them, and then let them
+where it first waits for its turn: a script that holds a shared lock of FILE can wait for all runs, and then let them
 begin.
 """
 
@@ -66,7 +66,7 @@ def alone() -> Iterator[None]:
 
 
 def measured() -> None:
-    """Waits until every process has measured: what this process does next would delay the others."""
+    """Waits until every process has measured: the next work of this process would delay the others."""
     if _before is not None:
         fcntl.flock(_file, fcntl.LOCK_UN)
         fcntl.flock(_before, fcntl.LOCK_EX)

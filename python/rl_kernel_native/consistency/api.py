@@ -53,9 +53,10 @@ def compare(
         ids: prompts, lists of ids or a tensor ``[num_prompts, length]``.
         rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"``, ``"flash"`` (the package flash-attn) or
             ``"rk"``. rollout_ops=None: ``"rk"`` for a model that :func:`rl_kernel_native.patch_model` patched, else
-            ``"stock"``. training_ops=None: rollout_ops where it is given, else by model_b in the same way. A patched
-            model stays patched, and its weights are compared with the operators that are named.
-        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same.
+            ``"stock"``. training_ops=None: rollout_ops if given, else chosen by model_b in the same way. A patched
+            model stays patched, and its weights are compared with the named operators.
+        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same
+            temperature.
         max_new_tokens: longest response.
         batch_sizes: largest numbers of requests in flight; each size is run.
         packing: ``"packed"`` or ``"padded"`` training batches.
@@ -66,7 +67,7 @@ def compare(
         fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
             explains.
         report: a directory for report.html, report.json and charts.
-    Returns: a Comparison. Its ``str`` is the verdict; ``aligned`` and ``faults`` are for programs.
+    Returns: a Comparison. The comparison's ``str`` is the verdict; ``aligned`` and ``faults`` are for programs.
     Raises: ValueError for an argument, prompts or a model that cannot be compared; TypeError for a type.
 
     Example:

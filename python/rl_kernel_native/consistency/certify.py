@@ -2,7 +2,7 @@
 
 Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row is computed alone and
 in batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over
-shards, again and again. A token sum is computed in other layouts, with padding after it and in chunks. To check a
+shards, repeatedly. A token sum is computed in other layouts, with padding after it and in chunks. To check a
 certificate, run it elsewhere. The content is the same everywhere, and contract.py says on which machines the digests
 must be equal.
 """
@@ -64,14 +64,14 @@ class Entry:
 
     Attributes:
         operator, direction, outputs: as in contract.py.
-        exp: mode of the exponential, or "" if there is none.
+        exp: mode of the exponential, or "" without an exponential.
         options: the call's options, in words.
-        backends: those of contract.BACKENDS whose digests must be equal; the hardware exponential belongs to one
+        backends: the backends of contract.BACKENDS whose digests must be equal; the hardware exponential belongs to one
             architecture.
         batches, positions, layouts, ways, runs, padding: the tested variations.
         variations: number of compared computations.
         sha256: hash of the outputs' bytes when the row is computed alone.
-        differs: the first variation that gave other bytes, in words; empty if none did.
+        differs: the first variation that gave other bytes, in words; empty if no variation did.
     """
 
     key: str
@@ -141,7 +141,8 @@ def certify(
         device: "auto" (a CUDA device where there is one), "cpu", "cuda" or "cuda:N".
         operators: names of CERTIFIED; none: all.
         quick: two shapes of each operator, what continuous integration runs.
-        arithmetic: the CPU's, as for `rk.arithmetic`; None: the current one. A GPU always has its own.
+        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current arithmetic. A GPU always has its
+            own.
         arrays: arrays of a framework other than torch on `device`.
         progress: shows the number of computed entries.
     Raises: BadInput for a missing device or operator.

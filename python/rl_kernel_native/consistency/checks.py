@@ -37,7 +37,7 @@ class SideInputs:
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """First index at which two sequences differ; the shorter length when one is a prefix of the other."""
+    """First index at which two sequences differ; the shorter length if one sequence is a prefix of the other."""
     for index, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return index

@@ -203,7 +203,7 @@ def compare(
     ] = None,
     report: ReportOption = None,
 ) -> None:
-    """Compare the log-probabilities of a rollout with those of a training forward.
+    """Compare the log-probabilities of a rollout with a training forward's.
 
     Exit status: 0 aligned, 1 drift, 2 bad input, 3 a failure of the program itself.
     """
@@ -342,7 +342,8 @@ def digest(
     arithmetic: ArithmeticOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Score the package's text with its model, and compare the sha256 of the log-probabilities with the recorded one.
+    """Score the package's text with its model, and compare the sha256 of the log-probabilities with the recorded
+    digest.
 
     A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
 

@@ -95,8 +95,8 @@ class Digest:
 
     Attributes:
         arithmetic: "sm_90", "sm_80", "gfx942", "gfx90a" or "ieee".
-        sha256: of the little-endian float32 log-probabilities of all sequences, one after the other.
-        expected: the recorded one, or None.
+        sha256: of the little-endian float32 log-probabilities of all sequences, in order.
+        expected: the recorded digest, or None.
         layouts: whether each layout of the sequences gave these bytes.
         mean_logprob: nats per token; the value shows that the model has learnt something.
     """
@@ -156,7 +156,8 @@ def compute_digest(device: torch.device, arithmetic: str | None = None) -> Diges
     """Scores the text in every layout.
 
     Args:
-        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current one. A GPU has its own.
+        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current arithmetic. A GPU has its own
+            arithmetic.
 
     Raises:
         BadInput: an arithmetic other than the GPU's.

@@ -20,13 +20,13 @@ class OperatorDrift:
     Attributes:
         order: place in execution order.
         layer: decoder layer, None before and after the layers.
-        tokens, differing_tokens: number of tokens recorded on both sides, and of those with a differing byte.
+        tokens, differing_tokens: number of tokens recorded on both sides, and number of tokens with a differing byte.
         max_abs, mean_abs: of elementwise differences.
         max_relative, mean_relative: of a token's ||training - rollout|| / ||rollout||.
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
-        first_here: number of tokens whose first differing operator is this one. For attention the cause may still be an
-            earlier token, whose keys and values it reads.
+        first_here: number of tokens whose first differing operator is this operator. For attention the cause may still
+            be an earlier token, whose keys and values it reads.
     """
 
     order: int
@@ -52,7 +52,7 @@ def layer_of(name: str) -> int | None:
 
 
 def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -> list[OperatorDrift]:
-    """One OperatorDrift per operator that both sides recorded, in the rollout's execution order.
+    """Gives one OperatorDrift per operator that both sides recorded, in the rollout's execution order.
 
     Tokens that only one side recorded (the last sampled token is never fed to the rollout) are left out.
     """
@@ -66,7 +66,7 @@ def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -
             continue
         differs = bytes_differ(a, b).any(dim=1)
         delta = (b.double() - a.double()).abs()
-        # NaN against anything else counts as an infinite error; equal NaNs have equal bytes and count as none.
+        # NaN against anything else counts as an infinite error; equal NaNs have equal bytes and count as no error.
         delta = torch.where(differs[:, None], delta.nan_to_num(nan=float("inf"), posinf=float("inf")), 0.0)
         norm = a.double().norm(dim=1)
         relative = torch.where(differs, delta.norm(dim=1) / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)

@@ -18,7 +18,7 @@ from .._machine import cpu_model
 from .errors import BadInput
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
-# These variables select other kernels, and so other bits.
+# These environment variables select other kernels, and so other bits.
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",

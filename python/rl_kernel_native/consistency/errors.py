@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 _by_options: ContextVar[bool] = ContextVar("by_options", default=False)
-# Options of `rlk compare` whose names are not those of rk.compare's arguments.
+# Options of `rlk compare` whose names differ from the names of rk.compare's arguments.
 _OPTIONS = {"batch_sizes": "--batch", "model_a": "--model", "model_b": "--training-model"}
 
 
@@ -34,7 +34,8 @@ def spelled(name: str, *value: Any) -> str:
 
 
 class BadInput(ValueError):
-    """The model directory, prompt file or an option cannot be used. The command line turns it into exit status 2."""
+    """The model directory, prompt file or an option cannot be used. The command line turns this error into exit status
+    2."""
 
 
 class InputMismatch(BadInput):

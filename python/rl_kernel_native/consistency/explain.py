@@ -90,7 +90,7 @@ def _totals(comparison: Comparison) -> tuple[int, int, float]:
 
 
 def explain(comparison: Comparison) -> list[str]:
-    """Sentences for readers, the verdict first. They claim nothing that the run did not observe."""
+    """Sentences for readers, the verdict first. The sentences claim nothing that the run did not observe."""
     lines = [verdict(comparison), _ownership(comparison)]
     for run in comparison.runs:
         lines += _run(comparison, run)

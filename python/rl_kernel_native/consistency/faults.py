@@ -1,8 +1,8 @@
 """Judges every operator by itself: the training side runs again, and each operator reads the rollout operator's input.
 
-After an operator has computed, its output is compared with the rollout's and then replaced by it. No operator therefore
-sees an earlier one's errors. An error must come from the operator itself: a weight, an epsilon, a bias, a rotation or a
-temperature.
+After an operator has computed, its output is compared with the rollout's output and then replaced by the rollout's. No
+operator therefore sees the errors of an earlier operator. An error must come from the operator itself: a weight, an
+epsilon, a bias, a rotation or a temperature.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LEAST_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Judgement:
-    """The difference between one operator of the training side and the rollout's, on equal input.
+    """The difference between an operator of the training side and the same operator of the rollout, on equal input.
 
     Attributes:
         error: largest relative error of a token's vector.
@@ -57,7 +57,7 @@ def rounding_of(dtype: torch.dtype, device: torch.device) -> float:
 
 class Judge(Recorder):
     """A recorder of the training side that keeps no values: it compares each value with the rollout's, and then
-    substitutes the rollout's.
+    substitutes the rollout's value.
 
     Args:
         plan: tokens to judge.
@@ -91,7 +91,7 @@ class Judge(Recorder):
         return _replaced(values, index, wanted, in_place=kind == "add")
 
     def judgements(self) -> list[Judgement]:
-        """One judgement for each operator of both sides, in execution order."""
+        """Gives one judgement for each operator of both sides, in execution order."""
         return [self._judge(name, kind) for name, kind in self.trace.kinds.items()]
 
     def _judge(self, name: str, kind: str) -> Judgement:

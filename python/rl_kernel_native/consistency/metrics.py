@@ -39,7 +39,7 @@ class Metrics:
         histogram_edges, histogram_negative, histogram_positive: counts of |r| by half decade, for r < 0 and r > 0;
             a last bin holds everything beyond the last edge.
         logits_equal_tokens: tokens whose logits rows have the same bytes on both sides.
-        logprob_differs_on_equal_logits: of those, tokens whose log-probability still differs.
+        logprob_differs_on_equal_logits: tokens of that kind whose log-probability still differs.
     """
 
     tokens: int

@@ -53,7 +53,7 @@ class LoadedModel:
 
     @property
     def special_ids(self) -> dict[str, tuple[int, ...]]:
-        """Special token ids by name; an unset one is an empty tuple."""
+        """Special token ids by name; an unset id is an empty tuple."""
 
         def one(value: int | None) -> tuple[int, ...]:
             return () if value is None else (value,)
@@ -246,7 +246,7 @@ def patched_in_part(model: Any) -> str | None:
 
 
 def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) -> dict[int, torch.Tensor]:
-    """The parameters of another dtype, and parameters and buffers on another device, as copies, by the originals' ids.
+    """Copies, by the originals' ids, of parameters in another dtype and of parameters and buffers on another device.
     Buffers keep their dtype, as in from_pretrained."""
     copies: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
@@ -259,7 +259,7 @@ def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) 
 
 
 def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
-    """A copy without a patch, in evaluation mode, with its class's forward. It shares the model's parameters and
+    """A copy without a patch, in evaluation mode, with its class's forward. The copy shares the model's parameters and
     buffers, except for those with copies."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared | copies)

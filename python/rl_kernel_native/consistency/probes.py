@@ -1,7 +1,7 @@
 """Records every operator's output for chosen tokens, in execution order, on either side.
 
 A token is identified by (prompt, position of the input token). A Recorder's hooks only read, so a probed run computes
-the same bits as an unprobed one.
+the same bits as an unprobed run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def logits_digests(logits: torch.Tensor) -> list[bytes]:
 class ProbePlan:
     """Which tokens are recorded: positions below limits[prompt], for the prompts named there.
 
-    This is always the beginning of a sequence. A token's attention reads all earlier positions, so only such a set lets
+    These positions always begin the sequence. A token's attention reads all earlier positions, so only such a set lets
     one conclude from "all earlier operators agree" that an operator's inputs agree.
     """
 
@@ -52,7 +52,7 @@ class ProbePlan:
 
 
 def plan_probes(lengths: Sequence[int], bytes_per_token: int, budget_bytes: int) -> ProbePlan:
-    """All tokens when they fit the budget, else whole sequences spread over the prompts, else a part of one.
+    """All tokens when they fit the budget, else whole sequences spread over the prompts, else a part of one sequence.
 
     Args:
         lengths: longest possible length of each sequence.

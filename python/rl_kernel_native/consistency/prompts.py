@@ -1,8 +1,8 @@
 """The prompt file: JSON lines with `prompt_ids`, `text` or both, checked before anything is computed.
 
 Optional fields of a line: `position_ids` and `attention_mask`, lists as long as `prompt_ids`, for prompts exported from
-a pipeline. They change nothing; they are checked, because wrong ones are a common cause of drift. Other fields are
-ignored.
+a pipeline. Both fields change nothing; they are checked, because wrong ones are a common cause of drift. Other fields
+are ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Prompt:
 
 
 def tokenizer_of(directory: Path) -> Encode:
-    """text -> ids with the tokenizer of a local model directory. BadInput when it has none."""
+    """text -> ids with the tokenizer of a local model directory. BadInput when it has no tokenizer."""
     from transformers import AutoTokenizer
 
     try:
@@ -96,8 +96,8 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
 
 
 def prompts_of_ids(ids: Iterable[Sequence[int]], loaded: LoadedModel, max_new_tokens: int) -> list[Prompt]:
-    """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like those of a file. `line` counts
-    them."""
+    """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like the prompts of a file. `line`
+    counts them."""
     prompts = []
     if not isinstance(ids, Iterable):
         raise BadInput(f"ids: expected prompts, lists of token ids, got {type(ids).__name__}")

@@ -27,14 +27,14 @@ from .probes import ProbePlan, Recorder
 from .progress import Progress
 from .training import run_training
 
-# Names of prompt, response and log-probabilities: ours, vLLM's, SGLang's and verl's.
+# Names of prompt, response and log-probabilities: this library's, vLLM's, SGLang's and verl's.
 DIALECTS = (
     ("prompt_ids", "response_ids", "logprobs"),
     ("prompt_token_ids", "token_ids", "logprobs"),
     ("input_ids", "output_ids", "output_token_logprobs"),
     ("prompts", "responses", "rollout_log_probs"),
 )
-# Temperatures to try if the recorded log-probabilities do not fit the given one.
+# Temperatures to try if the recorded log-probabilities do not fit the given temperature.
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
 # Mean |dlogp| that rounding explains, of a whole model, by its dtype.
 _ROUNDING = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
@@ -58,7 +58,8 @@ class RecordedComparison:
     """The comparison of an engine's recording with a trainer's forward.
 
     Attributes:
-        better_temperature: another temperature that fits the recorded log-probabilities far better, if there is one.
+        better_temperature: another temperature that fits the recorded log-probabilities far better, if such a
+            temperature exists.
         better_mean_abs: mean |dlogp| there.
     """
 
@@ -98,7 +99,7 @@ class RecordedComparison:
 
 
 def load_records(path: Path, vocab_size: int) -> list[Record]:
-    """The responses of a JSON lines file. Raises BadInput with FILE:LINE and what was expected."""
+    """The responses of a JSON lines file. Raises BadInput with FILE:LINE and the expected content."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -192,8 +193,8 @@ def compare_recorded(
     """Scores the records' ids with one forward and compares.
 
     Args:
-        temperature: that of the recorded log-probabilities. If the log-probabilities differ much, other temperatures
-            are tried.
+        temperature: the temperature of the recorded log-probabilities. If the log-probabilities differ much, other
+            temperatures are tried.
 
     Raises: BadInput for an option, a record longer than the model's context, or a record whose semantics differ from
         the trainer's.

@@ -20,7 +20,8 @@ class BatchRun:
         prefills, decode_steps: numbers of rollout forwards; rollout_forwards is the model's own count.
         membership: prompts in the batch at each decode step, by row.
         probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
-        judgements: one per operator on equal input, in execution order; faults: those that rounding does not explain.
+        judgements: one per operator on equal input, in execution order; faults: judgements that rounding does not
+            explain.
     """
 
     batch_size: int
@@ -48,7 +49,7 @@ class CrossBatch:
 
     Attributes:
         sequences_differing: number of sequences with a different sampled id.
-        first_prompt, first_position: first differing id, -1 when none.
+        first_prompt, first_position: first differing id, -1 if none differs.
         common_tokens: response tokens before any difference; the figures below are over these.
     """
 

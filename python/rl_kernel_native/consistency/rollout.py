@@ -1,8 +1,8 @@
 """The rollout side: continuous batching, one token per step with a KV cache, seeded sampling.
 
 The scheduler is a serving engine's, reduced to the parts that change numbers. A waiting request is admitted as soon as
-a slot is free, at most one per step. Its prompt runs as a separate forward; then the request is a row of the decode
-batch until it ends. The batch therefore grows, shrinks and changes its members while requests are in flight.
+a slot is free, at most one per step. The request's prompt runs as a separate forward; then the request is a row of the
+decode batch until it ends. The batch therefore grows, shrinks and changes its members while requests are in flight.
 """
 
 from __future__ import annotations

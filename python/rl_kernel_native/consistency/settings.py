@@ -22,8 +22,8 @@ class CompareSettings:
         padding_side: side on which the training batch is padded.
         micro_batch_tokens: tokens of one training forward, padding included.
         probe_mb: memory for recorded hidden states, both sides together.
-        temperature: of sampling and of the rollout's log-probabilities; training_temperature: of the training side's,
-            None for the same.
+        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same
+            temperature.
         rollout_ops, training_ops: names of OPERATOR_SETS.
         fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
             explains.

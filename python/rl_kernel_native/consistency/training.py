@@ -43,7 +43,7 @@ def run_training(
     """Scores the response tokens of every sequence.
 
     Args:
-        batches: from make_batches; inputs: batch_inputs of the same, already checked against the rollout's.
+        batches: from make_batches; inputs: batch_inputs of the same batches, already checked against the rollout.
         prompt_lengths: by prompt; the tokens after it are scored.
         advance: called with 1 after each forward.
     """

@@ -1,5 +1,5 @@
-"""Connects this library's operators to models and frameworks of other projects. It imports operators, never the other
-way round.
+"""Connects this library's operators to models and frameworks of other projects. This package imports operators;
+operators never import it.
 
 The first call of a function imports the modules that need torch. `integrations.trl`, `.megatron` and `.vllm` are
 imported at first use.
@@ -74,11 +74,11 @@ def _patch(name: str) -> Any:
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:
     """Replaces operators in a transformers decoder by this library's, where they are proved to compute the same.
 
-    A module is replaced only if its class is known and its functions are those of their file. Classes are torch's own
-    and those of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and the dense parts of Qwen3-MoE
-    and Mixtral. A probe on a small copy must show that the replacement computes the same. The replacement's error
-    against float64 is at most twice the module's own, plus one unit in the last place. A module without this proof
-    keeps its own forward. One warning logs it, and the result names it with the reason.
+    A module is replaced only if its class is known and its functions are unchanged from their source file. Known
+    classes are torch's own and the classes of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and
+    the dense parts of Qwen3-MoE and Mixtral. A probe on a small copy must show that the replacement computes the same.
+    The replacement's error against float64 is at most twice the module's own, plus one unit in the last place. A module
+    without this proof keeps its own forward. One warning logs such modules, and the result names each with the reason.
 
     Parameters, buffers and the modules themselves stay as they are: only the calls of their forwards are replaced, and
     hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is changed.
@@ -98,8 +98,8 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
             ``is_causal``.
         probe: False skips the probes: only classes and functions are compared.
     Returns:
-        The number of modules that each operator now serves, as a dict. Its attribute ``unproved`` lists the modules
-        that torch still computes.
+        The number of modules that each operator now serves, as a dict. The dict's attribute ``unproved`` lists the
+        modules that torch still computes.
     Raises:
         ImportError for a transformers older than 5.14; TypeError for another model or type of `ops`; ValueError for
         another name, and for a model that is already patched, in whole or in part, or is on the meta device. With
@@ -144,7 +144,7 @@ def unpatch_model(model: Any) -> None:
 
     Args:
         model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
-    Raises: ValueError if the model is not patched, or if something else wrapped a forward after the patch.
+    Raises: ValueError if the model is not patched, or if other code wrapped a forward after the patch.
     Example:
         >>> import transformers
         >>> shape = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)

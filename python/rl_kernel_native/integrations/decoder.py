@@ -1,4 +1,5 @@
-"""Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts them in place.
+"""Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts these forwards in
+place.
 
 Each forward takes the module as its first argument and calls submodules as the original does, so their hooks, adapters
 and sharding go on working. Rounding points are those of transformers: `rope`, `embedding`, `rms_norm` and `silu_mul`
@@ -117,7 +118,7 @@ def _gelu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """If the dtypes differ, the activation is rounded to the gate's dtype, and the product to the wider one."""
+    """If the dtypes differ, the activation is rounded to the gate's dtype, and the product to the wider dtype."""
     if gate.dtype != up.dtype:
         if torch.promote_types(gate.dtype, up.dtype) != gate.dtype:
             return product(gate, torch.ones_like(gate), round_before_mul=True) * up
@@ -152,8 +153,7 @@ def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-    """A decoder layer in which the norm of the MLP's input adds the residual in its own pass, unless a hook observes
-    it."""
+    """A decoder layer in which the norm of the MLP's input also adds the residual, unless a hook observes it."""
     kind = type(module)
     norms, dropouts = kind._rk_norms, kind._rk_dropouts
     attended, _ = module.self_attn(
@@ -257,13 +257,13 @@ def attention_block(
 
 @functools.cache
 def _sets_keywords(cache: Any) -> bool:
-    """Whether a cache class sets keywords of the attention function, as the one of continuous batching does."""
+    """Whether a cache class sets keywords of the attention function, as the cache of continuous batching does."""
     given = inspect.signature(cache.update).parameters.get("kwargs")
     return given is not None and given.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
-    """Raises a ValueError if a hook of a layer or of an attention passes a mask other than that of the model's
+    """Raises a ValueError if a hook of a layer or of an attention passes a mask other than the mask of the model's
     forward."""
     if mask is None or tuple(mask.shape[-2:]) != (0, 0):
         got = "None" if mask is None else list(mask.shape)
@@ -382,7 +382,8 @@ def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) 
 
 
 def makes_cache(module: Any, use_cache: bool | None) -> bool:
-    """Whether the forward of LlamaModel or Qwen3Model makes a cache if it is given none; the rule is transformers'."""
+    """Whether the forward of LlamaModel or Qwen3Model makes a cache if it is given none; the rule follows
+    transformers."""
     checkpointed = module.gradient_checkpointing and module.training and torch.is_grad_enabled()
     return bool(module.config.use_cache if use_cache is None else use_cache) and not checkpointed
 
@@ -419,15 +420,15 @@ def why_no_softcap(attention: Any, family: Any) -> str | None:
 
 
 def why_other_windows(body: Any, family: Any) -> str | None:
-    """The reason why a layer's window differs from its mask's, which follows from the configuration and the layer's
-    index."""
+    """The reason why a layer's window differs from the mask's window, which follows from the configuration and the
+    layer's index."""
     if family.window != "module":
         return None
     attentions, config = body.__dict__.get(ATTENTIONS), body.config
     kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     for place, each in enumerate(body.layers):
         attention = getattr(each, "self_attn", None)
-        if attention is None:  # a wrapper that was added later hides it
+        if attention is None:  # a wrapper that was added later hides the attention
             attention = attentions[place]
         masks = window if kinds is None or kinds[place] == "sliding_attention" else None
         if attention.sliding_window != masks:

@@ -1,7 +1,7 @@
 """Runs megatron-core's GPTModel, built by its local spec, on this library's operators.
 
 :func:`patch` replaces the forwards of one model's modules; other models of the process are unchanged. Rounding points
-are those of transformers' layers: a token has the log-probability of the patched Hugging Face model and of a vLLM
+are the same as in transformers' layers: a token has the log-probability of the patched Hugging Face model and of a vLLM
 rollout. Batches are supported, and so are packed sequences (``PackedSeqParams``, format ``thd``), which the local spec
 itself refuses.
 """
@@ -34,8 +34,8 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
 
     Args:
         model: a ``GPTModel`` on one rank: tensor, pipeline and context parallel size 1.
-        inv_freq: frequencies of the rotary embedding, float32. None: those of the model's ``rotary_base``. A scaled
-            embedding needs its own frequencies.
+        inv_freq: frequencies of the rotary embedding, float32. None: the frequencies of the model's ``rotary_base``. A
+            scaled embedding needs its own frequencies.
     Returns: how many modules each operator serves.
     Raises: ImportError without megatron-core; RuntimeError for another version; TypeError for another model; ValueError
         that names an unsupported setting of the configuration, or an unknown module that computes something.

@@ -1,7 +1,8 @@
 """Puts this library's operators into a transformers model, and removes them again.
 
-A module is replaced only if its class is exactly a known one, its functions are those of their file, and a probe shows
-that the replacement computes the same. Torch computes all other modules, and a reason is reported for each.
+A module is replaced only if its class is exactly a known one, its functions are unchanged from their file, and a probe
+shows that the replacement computes the same. Torch computes all other modules, and the patch reports a reason for
+each.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Patched(dict[str, int]):
     """The number of modules that each operator serves.
 
     Attributes:
-        unproved: the modules that torch computes, each with the reason. Empty if the model's bits are this library's.
+        unproved: the modules that torch computes, each with the reason. Empty if this library computes every operator
+            of the model.
     """
 
     unproved: dict[str, str]
@@ -60,13 +62,13 @@ class _Record:
 
 @dataclass
 class _Plan:
-    """The changes of a patch, collected before the first is made, and the modules that stay unpatched."""
+    """The changes of a patch, collected before the first change is made, and the modules that stay unpatched."""
 
     unproved: dict[str, str] = field(default_factory=dict)
     steps: list[Callable[[], None]] = field(default_factory=list)
 
     def stays(self, name: str, op: str, reason: str) -> None:
-        """Records that an operator of a module stays torch's."""
+        """Records that torch keeps computing an operator of a module."""
         said = self.unproved.get(name)
         self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
 
@@ -247,7 +249,7 @@ def _require_data(model: Any) -> None:
 
 
 def _bodies(model: Any) -> list[tuple[str, Any]]:
-    """Decoders in a model whose class is a family's, or derived from one."""
+    """Decoders in a model whose class is a family's, or derived from such a class."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     bodies = [(n, m) for n, m in model.named_modules() if "Model" in ((known(m) or resembles(m) or ("", ""))[1],)]
@@ -454,7 +456,7 @@ def _why_embedding(module: Any) -> str | None:
 def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
     """Adds hooks to a decoder, and to each module that contains it, which look for added modules before a forward."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first: modules that contain it skip its checks
+    for depth in range(len(parts), -1, -1):  # the decoder first: modules around the decoder skip the decoder's checks
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

@@ -70,8 +70,7 @@ class Proofs:
         return self._ask((forward, facts(module)), question)
 
     def norm(self, module: Any, family: Family, forward: Any, adds: bool) -> str | None:
-        """An RMSNorm: rows of all sizes, including those that epsilon decides; with a residual if the norm takes
-        one."""
+        """An RMSNorm: rows of all sizes, including rows that epsilon decides; with a residual if the norm takes one."""
 
         def question() -> str | None:
             twin = self.twins.norm(module, family, dtype=module.weight.dtype)
@@ -104,7 +103,7 @@ class Proofs:
         return self._ask((forward, facts(module), facts(act)), question)
 
     def rotary(self, module: Any, forward: Any, tables: Any) -> str | None:
-        """cos and sin of the first positions, of the table's last ones, and of positions past the table."""
+        """cos and sin of the first positions, of the table's last positions, and of positions past the table."""
 
         def question() -> str | None:
             def arrange(m: Any) -> None:

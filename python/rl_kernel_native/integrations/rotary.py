@@ -34,8 +34,8 @@ class RotaryTables:
         return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
 
     def agrees(self, inv_freq: torch.Tensor) -> bool:
-        """Whether a module's frequencies still equal those of the tables, apart from rounding. The host compares them
-        again only after a change."""
+        """Whether a module's frequencies still equal the frequencies of the tables, apart from rounding. The host
+        compares them again only after a change."""
         if torch.compiler.is_compiling() or type(inv_freq) is not torch.Tensor:
             return True
         version = 0 if inv_freq.is_inference() else inv_freq._version
@@ -70,8 +70,8 @@ class RotaryTables:
         """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
 
         Positions past the table, or negative ones, are computed at each call. The CPU computes them by the functions
-        that made the table. Other devices and compiled code use the device's own float64 functions. These round to the
-        same float32, except once in many millions. Positions are never copied back to the host.
+        that made the table. Other devices and compiled code use the device's own float64 functions. Both functions
+        round to the same float32, except once in many millions. Positions are never copied back to the host.
         """
         if scaling != self.scaling:
             self.scaling, self._tables, self._placed = scaling, [], {}
@@ -138,7 +138,7 @@ def _make(rotary: Any, layer: str | None, kind: str) -> RotaryTables:
 def _frequencies(rotary: Any, layer: str | None, kind: str) -> tuple[torch.Tensor, float]:
     """(inv_freq float32, scaling) from the configuration, on the CPU.
 
-    It does not read the module's buffer: a device computes that with its own power function, and
+    The function does not read the module's buffer: a device computes that buffer with its own power function, and
     `model.to(torch.bfloat16)` rounds it.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

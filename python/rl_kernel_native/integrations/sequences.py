@@ -88,7 +88,7 @@ def locate_sequences(
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    # By kinds of layers, as generate makes one for static caches: all of them are the caller's.
+    # By kinds of layers, as generate makes one for static caches: the caller owns all these tensors.
     if isinstance(attention_mask, dict):
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
@@ -150,8 +150,8 @@ def _cached(cache: Any, num_queries: int) -> int | None:
 def _require_one_sequence(position_ids: torch.Tensor | None) -> None:
     """ValueError for positions that begin another sequence in a row of a cache.
 
-    Some of transformers' attention functions then treat them as packed sequences and some do not. Neither leaves a
-    cache that a next forward could read. This check does not break a trace.
+    Some of transformers' attention functions then treat the rows as packed sequences, and some do not. In both cases
+    the next forward could not read the cache. This check does not break a trace.
     """
     if position_ids is None or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
         return

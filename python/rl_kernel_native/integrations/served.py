@@ -23,7 +23,7 @@ _stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
 
 
 def note(base: Any) -> None:
-    """Records a class's forward, and the functions that it calls, as those that this library replaces."""
+    """Records a class's forward, and the functions that it calls, as functions that this library replaces."""
     _stands_for[base] = (base.forward, unchanged.callees(base.forward))
 
 

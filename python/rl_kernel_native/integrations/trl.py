@@ -26,7 +26,7 @@ with _variants.needed("integrations.trl: expected torch 2.10 or newer", _variant
 
 __all__ = ["NEWEST", "OLDEST", "enabled"]
 
-# The oldest release with all replaced functions, and the newest one that the tests compare with; major.minor.
+# The oldest release with all replaced functions, and the newest release that the tests compare with; major.minor.
 OLDEST, NEWEST = "1.15", "1.16"
 _INSTALL = f"pip install 'trl~={NEWEST}.0'"
 
@@ -61,8 +61,8 @@ def _release(version: str) -> tuple[int, ...]:
 def _modules() -> tuple[Any, Any]:
     """TRL's modules that are patched: (trl.trainer.utils, trl.trainer.grpo_trainer).
 
-    Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, or without a name that is used
-        here.
+    Raises: ModuleNotFoundError without TRL; ImportError for a release before OLDEST, or without a name that this module
+        uses.
     """
     with _variants.needed(f"trl: expected version {OLDEST} or newer", _INSTALL, "trl"):
         import trl
@@ -166,11 +166,11 @@ def enabled() -> contextlib.AbstractContextManager[None]:
     ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores TRL.
 
     Every ``loss_type`` of GRPOConfig is supported, with KL, vLLM's importance correction, off-policy and entropy masks,
-    the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have
-    the same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` makes the
-    hidden states of models in one dtype the same. The reference model of a patched policy is patched too, so the KL
-    of the first step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports
-    bfloat16 and float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
+    the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have the
+    same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` gives models in
+    one dtype the same hidden states. The reference model of a patched policy is patched too, so the KL of the first
+    step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports bfloat16 and
+    float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
 
     The tests compare with TRL 1.15 and 1.16. A newer release works, with a warning, as long as it has the names and
     parameters that are used here.
@@ -259,8 +259,8 @@ def _patch_reference(trainer: Any, reference: Any) -> None:
 class ChunkedLogprob(torch.autograd.Function):
     """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens; backward recomputes their logits.
 
-    Arguments and results are those of TRL's ChunkedLogProbFunction. Its ``chunk_size`` over the vocabulary is ignored,
-    because a sum over a whole row has one order.
+    Arguments and results are the same as for TRL's ChunkedLogProbFunction. TRL's ``chunk_size`` over the vocabulary is
+    ignored, because a sum over a whole row has one order.
     """
 
     @staticmethod

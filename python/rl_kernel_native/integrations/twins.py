@@ -1,5 +1,5 @@
-"""Small modules that compute like those of a model. They have the same classes, configuration and attributes, but their
-own weights. They have no hooks, and do not touch the model's weights or torch's random state."""
+"""Small modules that compute like the modules of a model. Twins have the same classes, configuration and attributes,
+but their own weights. Twins have no hooks, and do not touch the model's weights or torch's random state."""
 
 from __future__ import annotations
 

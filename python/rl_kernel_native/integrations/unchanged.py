@@ -1,5 +1,5 @@
-"""Checks that a function of transformers or torch is the one in its file: neither it nor a function that it calls was
-replaced."""
+"""Checks that a function of transformers or torch is the one in its file: neither the function nor a function that it
+calls was replaced."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
 
-# Methods that no forward calls. transformers and DeepSpeed wrap those that make a module.
+# Methods that no forward calls. transformers and DeepSpeed wrap the methods that construct a module.
 _OF_NO_FORWARD = ("__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights")
 _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
 
@@ -39,7 +39,7 @@ def _codes(file: str) -> dict[str, types.CodeType]:
     def walk(code: types.CodeType, prefix: str) -> None:
         for each in code.co_consts:
             if isinstance(each, types.CodeType) and not each.co_name.startswith("<"):
-                # A class and its functions; an inner function is part of its outer one.
+                # A class and its functions; an inner function is part of its outer function.
                 found.setdefault(prefix + each.co_name, each)
                 if not each.co_flags & inspect.CO_OPTIMIZED:
                     walk(each, f"{prefix}{each.co_name}.")
@@ -76,10 +76,10 @@ def _same(code: types.CodeType, other: types.CodeType) -> bool:
 
 
 def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str | None:
-    """The reason why a function differs from the one with its qualified name in its file. None if it and all functions
-    that it calls are the same.
+    """The reason why a function differs from the function of the same qualified name in its file. None if the function
+    and all functions that it calls are the same.
 
-    Only decorators of transformers and torch may wrap it.
+    Only decorators of transformers and torch may wrap the function.
     """
     seen = set() if seen is None else seen
     while True:
@@ -97,7 +97,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
             break
         function = inner
     if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
-        return None  # torch's, or made by a function: only its file is checked
+        return None  # torch's function, or one made by a function: only its file is checked
     codes = _codes(code.co_filename)
     if codes and (name not in codes or not _same(code, codes[name])):
         return f"{name} was replaced by {function.__module__}.{function.__qualname__}"

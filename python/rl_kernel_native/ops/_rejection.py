@@ -118,7 +118,7 @@ class Rejection:
         return stands & is_kept & self.in_vocab & (self.status[:, :-1] == 0)
 
     def _behind(self, num_accepted: Any) -> Any:
-        """The token after the accepted ones, drawn from the remaining distribution."""
+        """The token after the accepted tokens, drawn from the remaining distribution."""
         x = self.x
         where, is_good = x.np.where, x.pick(self.status, num_accepted) == 0
         p = x.softmax(where(is_good[:, None], self._kept_logits(num_accepted), 0.0))

@@ -41,9 +41,9 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
 
     Attributes:
         out: the shape of ``q`` with the last dimension of ``v``, the dtype of ``q``, contiguous.
-        lse: float32, ``[batch, heads, tokens]``, or ``[heads, tokens]`` for packed queries. It is the natural logarithm
-            of the sum of ``exp(softmax_scale * score)`` over the keys that a query sees and its head's sink. It is -Inf
-            if the query sees nothing.
+        lse: float32, ``[batch, heads, tokens]``, or ``[heads, tokens]`` for packed queries. ``lse`` is the natural
+            logarithm of the sum of ``exp(softmax_scale * score)`` over the keys that a query sees and its head's sink.
+            It is -Inf if the query sees nothing.
     """
 
     out: ArrayT
@@ -155,16 +155,16 @@ def attention(
 
     A query of a sequence has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
     The same holds for the gradients of a query and of a key. In torch, ``q``, ``k``, ``v`` and ``sinks`` have
-    gradients, except with pages. Under ``torch.autocast``, the first three are cast like those of torch's attention.
+    gradients, except with pages. Under ``torch.autocast``, ``q``, ``k`` and ``v`` are cast as in torch's attention.
 
-    ``q`` has the queries, and ``k`` and ``v`` have the keys and values, each in its own form. The last query of a
+    ``q`` has the queries, and ``k`` and ``v`` have the keys and values, each in its own layout. The last query of a
     sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names
     follow FlashAttention; a query before the first key sees no key.
 
     - training, padded on the left as Hugging Face generates: ``leftpad_k`` (queries that are padding see no key);
     - padded on the right: ``seqused_q`` and ``seqused_k``, both the lengths;
     - packed: ``cu_seqlens_q`` and ``cu_seqlens_k``, with ``[tokens, heads, head_dim]``;
-    - a KV cache: ``seqused_k``, the number of keys in the cache, including the new ones;
+    - a KV cache: ``seqused_k``, the number of keys in the cache, including the new keys;
     - a paged cache as in vLLM: ``block_table`` and ``seqused_k``, with ``q`` padded or packed;
     - training on a prompt that a group shares, or on a tree of turns: ``tree``.
 
@@ -175,7 +175,8 @@ def attention(
         k, v: ``[batch, tokens, kv_heads, head_dim]``; packed ``[tokens, kv_heads, head_dim]`` with ``cu_seqlens_k``;
             pages ``[num_pages, page_size, kv_heads, head_dim]`` of any size with ``block_table``. ``kv_heads`` divides
             ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``. The last dimension of ``v`` may be
-            smaller, a multiple of 8 (192 and 128 in DeepSeek's MLA). The bits are those of ``v`` padded with zeros.
+            smaller, a multiple of 8 (192 and 128 in DeepSeek's MLA). The bits are the same as for ``v`` padded with
+            zeros.
         causal: a query sees the keys up to its own position; otherwise it sees its whole sequence.
         window_size: the number of keys that a query sees, including its own: ``q_pos - k_pos < window_size``, as
             Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
@@ -193,10 +194,10 @@ def attention(
         shared_prefix: ``(prefix_table, prefix_lens, group_offsets)`` beside ``block_table``: pages that the sequences
             of a group share, such as the rollouts of one prompt. ``group_offsets``, int32 or int64 ``[num_groups +
             1]``: group g has the sequences ``group_offsets[g]`` to ``group_offsets[g + 1]``; sequences after the last
-            group share no prefix. ``prefix_lens``, int32 ``[num_groups]``: the number of keys that a group shares; it
-            may end inside a page. ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages with these
-            keys. ``block_table`` lists the pages of the sequence's other keys. Key ``prefix_lens[g]`` is at the
-            beginning of its first page. ``seqused_k`` counts all keys. The bits are those of a call whose
+            group share no prefix. ``prefix_lens``, int32 ``[num_groups]``: the number of keys that a group shares; the
+            prefix may end inside a page. ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages with
+            these keys. ``block_table`` lists the pages of the sequence's other keys. Key ``prefix_lens[g]`` is at the
+            beginning of its first page. ``seqused_k`` counts all keys. The bits are the same as for a call whose
             ``block_table`` lists all keys. Forward only.
         tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, such as a prompt and its
             answers. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
@@ -209,12 +210,13 @@ def attention(
         exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
             the same bits on every backend with the same products. Hardware has the same bits on every GPU of one
             architecture, and for sm_90 on the CPU. Under ``rk.arithmetic("sm_90")``, products of bfloat16 and float16
-            are those of the matrix unit, and values must be finite. Otherwise they are chains of fused multiply-adds.
+            are computed as by the matrix unit, and values must be finite. Otherwise products are chains of fused
+            multiply-adds.
         return_lse: also return the logarithm of each row's sum.
         return_partials: return the :class:`AttentionPartials` of the call's splits instead of ``out``, for
             :func:`attention_merge`, which takes the sinks. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
-            Default all. ``k`` and ``v`` hold the keys of these splits alone, one split after another, in any form.
+            Default all. ``k`` and ``v`` hold the keys of these splits alone, split by split, in any form.
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the
             masks refer to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
     Returns:

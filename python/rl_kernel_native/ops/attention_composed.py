@@ -1,5 +1,5 @@
-"""Derivatives of attention by torch's own operators in float64. They are built for correctness, and need memory for
-every pair of a query and a key."""
+"""Derivatives of attention by torch's own operators in float64. These derivatives are built for correctness, and need
+memory for every pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .attention_lists import lse_shape, out_shape
 
 
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's sequence, each token's number in it, and each sequence's count of tokens in use.
+    """Each token's sequence, each token's number in its sequence, and each sequence's count of tokens in use.
 
-    A token that is not in use has a negative number, or one that is at least the count. Tokens [batch, tokens, ...]
-    give [batch, tokens], packed ones [1, tokens].
+    A token that is not in use has a negative number, or a number that is at least the count. Tokens [batch, tokens,
+    ...] give [batch, tokens], packed ones [1, tokens].
     """
     if cu is None:
         batch, length = x.shape[:2]

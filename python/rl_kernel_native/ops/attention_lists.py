@@ -11,7 +11,7 @@ BESIDE_TREE = (*PLACES[:5], "block_table", "shared_prefix")  # arguments that a 
 
 
 def out_shape(q: Any, v: Any) -> tuple[Any, ...]:
-    """The shape of out: that of q, with the last dimension of v."""
+    """The shape of out: the shape of q with the last dimension of v."""
     return (*q.shape[:-1], v.shape[-1])
 
 

@@ -70,7 +70,7 @@ def attention_merge(
             float32 ``[splits, *out.shape]``; both are contiguous. ``splits`` has the number of each split. The numbers
             may be in any order, each once. At most 1024. A number past a sequence's last split changes nothing, so
             ranks may pad to equal length.
-        out_dtype: that of ``q``: float32, bfloat16 or float16.
+        out_dtype: the dtype of ``q``: float32, bfloat16 or float16.
         sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes no sinks with ``return_partials``.
         exp: as for :func:`attention`; it matters only for sinks.
         return_lse: also return the logarithm of each row's sum.
@@ -121,7 +121,7 @@ def attention_merge_approximate(
     outs: ArrayT, lses: AnyArray, *, exp: Exp = None, return_lse: bool = False
 ) -> AttentionResult[ArrayT]: ...
 def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None, return_lse: bool = False) -> Any:
-    """``out`` from normalised results over parts of the keys: approximately that of one call over all keys.
+    """``out`` from normalised results over parts of the keys: approximately the ``out`` of one call over all keys.
 
     Each part was rounded to its dtype, so the bytes are not those of one call and depend on how the keys were cut:
     :func:`attention_merge` has the exact form. The bytes do not depend on the batch or, with ``exp="portable"``, on the
@@ -132,7 +132,7 @@ def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None,
             bfloat16 or float16; contiguous, at most 1024 parts. ``head_dim`` is a multiple of 8, at most 256.
         lses: float32 ``[parts, batch, heads, tokens]``, or packed ``[parts, heads, tokens]``: the natural logarithm of
             each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part.
-            FlashAttention 2 gives +Inf there; replace it, because +Inf makes the row NaN.
+            FlashAttention 2 gives +Inf there; replace this value, because +Inf makes the row NaN.
         exp: as for :func:`attention`.
         return_lse: also return the logarithm of each row's sum.
     Returns:

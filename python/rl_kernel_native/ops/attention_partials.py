@@ -33,9 +33,9 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
     partials of several ranks on the first dimension, in any order.
 
     Attributes:
-        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, which mean ``l * 2**m``. m is -Inf
-            if nothing contributed: l is then 0 if the row sees no key of the split, else 1. A row that fails has m NaN
-            and l 0.
+        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, for the sum ``l * 2**m``. The
+            value m is -Inf if nothing contributed; l is then 0 if the row sees no key of the split, else 1. A row that
+            fails has m NaN and l 0.
         sums: float32 ``[splits, *out.shape]``: O, the sum of the values with the same weights that l sums.
         splits: the number of each split.
     """

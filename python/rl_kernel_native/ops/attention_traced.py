@@ -97,7 +97,7 @@ def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: 
 
 
 def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
-    """Lists of sequences. ``parents``: position of these; beside them, both offsets are those of segments."""
+    """Lists of sequences. ``parents``: position of these; beside them, both offsets count segments."""
 
     def called(name: str) -> Any:
         is_offsets = name in PLACES[:2]

@@ -91,10 +91,10 @@ def covariance_mask(
     """Selects the tokens of Clip-Cov or KL-Cov by the covariance of log-probability and advantage, ``(A - mean(A)) (l -
     mean(l))`` over the tokens of the call. ``policy_loss`` takes the result as ``selected``.
 
-    The selection runs on the device, and nothing waits for the host. It does not depend on padding, packing, strides or
-    the backend. A draw depends only on the seed, the sequence's index in the call and the token's position. Means and
-    numbers are those of this call: a micro-batch selects among its own tokens, as in verl. The result has no gradient;
-    inputs that require a gradient are treated as detached.
+    The selection runs on the device, and nothing waits for the host. The selection does not depend on padding, packing,
+    strides or the backend. A draw depends only on the seed, the sequence's index in the call and the token's position.
+    Means and numbers are those of this call: a micro-batch selects among its own tokens, as in verl. The result has no
+    gradient; inputs that require a gradient are treated as detached.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -109,7 +109,7 @@ def covariance_mask(
             not clip. ``"kl"``: the tokens with the largest covariance; of equal ones, the first.
         ratio: the share of the tokens that count, in (0, 1]: ``max(int(ratio * tokens), 1)`` are selected, or fewer if
             there are fewer candidates.
-        seed: for ``"clip"``; an integer in ``[0, 2^63)``, a new one for every step.
+        seed: for ``"clip"``; an integer in ``[0, 2^63)``, a new seed for every step.
         lower, upper: for ``"clip"``; None: 1 and 5.
         epsilon_low, epsilon_high: for ``"clip"``: PPO clips the ratio to ``[1 - epsilon_low, 1 + epsilon_high]``; None:
             0.2.

@@ -112,15 +112,16 @@ def embedding(
         weight: ``[rows, columns]``, float32, bfloat16 or float16; last dimension contiguous.
         vocab_start: the id of the table's first row.
         vocab_size: ids of the whole vocabulary. Default: ``vocab_start + rows``, the end of this table, which is right
-            if one rank has the whole table. Rows past it are padding.
+            if one rank has the whole table. Rows past this size are padding.
         padding_idx: an id whose row is returned but gets no gradient, as in torch.
         check: raise a ValueError that names the first bad id. Synchronises, and breaks the graph of torch.compile.
         on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. It reads no
             memory and affects no other row. ``"raise"``: as ``check``.
         main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to it in place
-            and gives ``weight`` itself none; rows without a token are not touched. The conditions are those of
+            and gives ``weight`` itself none; rows without a token are not touched. The conditions are the same as for
             :func:`linear`.
-        weight_grad_dtype: the dtype of the gradient of ``weight``, as for :func:`linear`; default: that of ``weight``.
+        weight_grad_dtype: the dtype of the gradient of ``weight``, as for :func:`linear`; default: the dtype of
+            ``weight``.
     Returns: ``y``, ``[..., columns]``, of the dtype of ``weight``.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
@@ -188,8 +189,8 @@ def embedding_backward(
     """Gradient of :func:`embedding` in ``weight``, for callers that run backward themselves; torch's autograd also
     calls it.
 
-    ``dweight[v]`` is the sum of ``dy`` over the tokens of row v. It is summed in float32, in groups of 64 tokens and
-    blocks of 8192 by token index, and rounded once.
+    ``dweight[v]`` is the sum of ``dy`` over the tokens of row v. The sum is taken in float32, in groups of 64 tokens
+    and blocks of 8192 by token index, and rounded once.
 
     Args:
         dy: ``[..., columns]``, float32, bfloat16 or float16; last dimension contiguous.
@@ -199,7 +200,7 @@ def embedding_backward(
             ``padding_idx`` have no gradient, and their rows of ``dy`` are not read.
         main_grad: float32 ``[num_rows, columns]``, to which the gradient is added in place; rows without a token are
             unchanged.
-        dweight_dtype: that of ``dy`` (default) or float32.
+        dweight_dtype: the dtype of ``dy`` (default) or float32.
     Returns: ``dweight``, ``[num_rows, columns]``, zeros where a row has no token; or ``main_grad`` itself.
     Raises: as :func:`embedding`; BufferError where ``main_grad`` is read-only.
     Source: docs/numerics.md, rule 9.

@@ -1,4 +1,4 @@
-"""Selection of tokens with high entropy: arguments and their check. This is the third kind of the contract
+"""Selection of tokens with high entropy: arguments and their check. This function is the third kind of the contract
 cpp/include/rlk/ops/covariance_mask.h."""
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def entropy_mask(
         mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
             value. None: all tokens count.
         top_quantile: the share of tokens to select, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above
-            the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two entropies, the upper one
-            is selected here. (torch rounds, so it may select both if they differ only in the last bits.) Equal
+            the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two entropies, this function
+            selects the upper entropy. (torch rounds, so it may select both if they differ only in the last bits.) Equal
             entropies are selected together; a share of 0 selects the largest. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 with the shape of ``entropy``: 1 for a token that counts and is selected, else 0. With

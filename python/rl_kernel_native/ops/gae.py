@@ -157,7 +157,7 @@ def vtrace(
     Args:
         rewards, values, mask, cu_seqlens, bootstrap: as for :func:`gae`.
         logprob, rollout_logprob: with the shape and dtype of ``rewards``, in nats: log-probabilities under the trained
-            policy and the sampling one.
+            policy and the sampling policy.
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
         rollout_nan: ``"nan"`` passes on a NaN of ``rollout_logprob``; ``"neutral"`` takes the ratio 1 there.

@@ -141,7 +141,7 @@ def group_advantage(
     return_stats: bool = False,
     return_status: bool = False,
 ) -> Any:
-    """One advantage per sequence, from its reward ``s`` and the rewards of its group (the answers to one prompt).
+    """Gives each sequence an advantage from its reward ``s`` and the rewards of its group (the answers to one prompt).
 
     ======================= ======================================================== ========================
     kind                    advantage                                                of

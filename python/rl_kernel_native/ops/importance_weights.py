@@ -198,11 +198,11 @@ def importance_weights(
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> ImportanceWeights | ImportanceWeightsAndMetrics:
     """Bounded weights pi / mu of the policy relative to the sampling engine (TIS, MIS, IcePop), and the mask of the
-    tokens that are not rejected. The weights have the bits of those that a :class:`PolicySpec` applies.
+    tokens that are not rejected. The weights have the same bits as the weights that a :class:`PolicySpec` applies.
 
     There is no gradient: a weight corrects the sampling distribution and is not part of the objective. Inputs that
     require a gradient are treated as detached, as in the frameworks. The weight of a rejected token is not 0: pass
-    ``mask`` on, or multiply by it.
+    ``mask`` on, or multiply the loss mask by it.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -222,9 +222,9 @@ def importance_weights(
             the sequence sums behind the weights, use the ratio without this limit.
         rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio`` and ``seq_mean_ratio`` take ``(lower,
             upper)`` for the ratio ``pi / mu`` of a token, of a sequence's product, or of its geometric mean. ``upper``
-            alone means ``(1 / upper, upper)``. The other criteria are verl's. They combine ``token_``, ``seq_sum_``,
-            ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except ``seq_max_k1``. For k2 and k3 the
-            threshold is the largest value. k1 is MINUS the log ratio and takes ``(lower, upper)``, the bounds of
+            alone means ``(1 / upper, upper)``. The other criteria are verl's. Their names combine ``token_``,
+            ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except ``seq_max_k1``. For k2 and
+            k3 the threshold is the largest value. k1 is MINUS the log ratio and takes ``(lower, upper)``, the bounds of
             exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of ``(0.6, 1.4)`` keeps ratios in [1 /
             1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not kept.
         veto: a sequence is not kept if one token's ratio is below this value.

@@ -124,8 +124,8 @@ def kl(
     With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
     equal the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need
     no ``cu_seqlens``; a token has the same bits in any batch, at any position and stride, and on every backend.
-    Differentiable (torch) in ``logprob`` and ``importance_weight``, once. The other arrays are constants; one that
-    requires a gradient is an error.
+    Differentiable (torch) in ``logprob`` and ``importance_weight``, once. The other arrays are constants; such an array
+    that requires a gradient is an error.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]`` or ``[num_tokens]``; tokens contiguous, rows with any stride.
@@ -135,8 +135,8 @@ def kl(
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).
         input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond them the gradient is 0. verl's
-            ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls them ``kl_input_clamp`` and
-            ``kl_clamp``.
+            ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls these limits ``kl_input_clamp``
+            and ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, with the gradient
             through both factors. With k3 this is the unbiased form of DeepSeek-V3.2, and PolicySpec's
             ``kl_times_ratio`` at token level.
@@ -206,7 +206,8 @@ def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
     old_logprob: Any, importance_weight: Any, *first: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """The description's arrays in their order, those of ``first`` before the others, and the description's numbers."""
+    """The description's arrays in their order, the arrays of ``first`` before the others, and the description's
+    numbers."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
             "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "

@@ -49,7 +49,7 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         slot_mapping: ``[num_slots]``, int32 or int64, of at most ``num_tokens``: token ``t`` goes to slot
             ``slot_mapping[t]``, which is ``page * page_size + place in the page``. -1 skips the token, and tokens after
             the last entry are skipped. A slot out of range is a ValueError on the CPU, before anything is written; a
-            GPU skips it. If several tokens have the same slot, any of them may end up there.
+            GPU skips it. If several tokens have the same slot, the slot may get any of these tokens.
     Returns: None.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, overlapping memory or a gradient that would

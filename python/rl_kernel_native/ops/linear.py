@@ -84,9 +84,9 @@ def linear(
     A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
     order of ``in_features``; on a CPU, ``rk.arithmetic`` selects the arithmetic. The bias is added to the sum, which is
     then rounded once. In torch, ``x``, ``weight`` and ``bias`` have derivatives of any order. An incoming gradient is
-    first rounded to the dtype of ``x``. It is copied if autograd passes it expanded or transposed, as in
-    ``y.sum().backward()``. Under ``torch.autocast``, operands are cast like those of ``torch.nn.functional.linear``. In
-    a column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but its gradient in ``x``
+    first rounded to the dtype of ``x``. The gradient is copied if autograd passes it expanded or transposed, as in
+    ``y.sum().backward()``. Under ``torch.autocast``, operands are cast as for ``torch.nn.functional.linear``. In a
+    column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but its gradient in ``x``
     does not. Products are fastest on sm_90 where rows begin at multiples of 16 bytes: others are copied, from 256 rows
     and columns on, up to 256 MiB at a time. Up to 256 rows, only ``x`` is copied for ``y``.
 
@@ -100,7 +100,7 @@ def linear(
             k_segments``.
         out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of
             ``x``.
-        engine: ``"native"`` uses this library's kernels alone. ``"auto"`` may also use cuBLASLt, for products with a
+        engine: ``"native"`` uses this library's own kernels only. ``"auto"`` may also use cuBLASLt, for products with a
             record for this GPU and the installed cuBLASLt. The record says that cuBLASLt computes the same bits in less
             time.
         main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
@@ -109,8 +109,8 @@ def linear(
             ``torch.autograd.grad(y, x)`` write nothing, and ``torch.autograd.grad(y, weight)`` is an error. Not
             supported with a frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of
             multiples of 8192 rows give the bytes of the whole batch.
-        weight_grad_dtype: the dtype of the gradient of ``weight``; default: that of ``weight``. float32 needs a torch
-            version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
+        weight_grad_dtype: the dtype of the gradient of ``weight``; default: the dtype of ``weight``. float32 needs a
+            torch version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
@@ -185,7 +185,7 @@ def linear_weight_grad(
         dy: ``[..., out_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
         x: ``[..., in_features]``, with the dtype and the leading dimensions of ``dy``.
         main_grad: float32 ``[out_features, in_features]``, to which the blocks are added in place.
-        out_dtype: that of ``dy`` (default) or float32; that of ``main_grad`` or ``out`` if one is given.
+        out_dtype: the dtype of ``dy`` (default) or float32; the dtype of ``main_grad`` or ``out`` if one is given.
         engine: as for :func:`linear`.
         out: array for the result; not together with ``main_grad``.
     Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself if given.
@@ -225,7 +225,7 @@ def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
 
     Args:
         dy: ``[..., out_features]``, float32, bfloat16 or float16; last dimension contiguous.
-        out_dtype: that of ``dy`` (default) or float32.
+        out_dtype: the dtype of ``dy`` (default) or float32.
     Returns: ``dbias``, ``[out_features]``, summed in groups of 64 rows, trees over 128 groups and blocks of 8192 rows.
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 9.

@@ -32,7 +32,7 @@ class CrossEntropy(NamedTuple, Generic[ArrayT]):
 
 class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
     """``loss``; ``token_accuracy``, the same reduction of 1 for each row whose target is the first of its largest
-    logits; and the z-loss, with ``return_z_loss``. The last two have no gradient."""
+    logits; and the z-loss, with ``return_z_loss``. Token accuracy and z-loss have no gradient."""
 
     loss: ArrayT
     token_accuracy: ArrayT
@@ -144,10 +144,10 @@ def linear_cross_entropy(
         label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
             of its row infinite. Forward then keeps some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
-        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. It is
-            a number > 0, or one element on the device, float32, int32 or int64. An element of 0 gives loss 0 and
-            gradients 0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the number of
-            scored rows of this call, at least 1.
+        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. The
+            divisor is a number > 0, or one element on the device, float32, int32 or int64. An element of 0 gives loss 0
+            and gradients 0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the
+            number of scored rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
             ``target``; tokens outside all sequences do not count.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
@@ -160,8 +160,8 @@ def linear_cross_entropy(
             ``"mean"`` gives the share of the scored rows, with ``denominator`` and ``token_weight`` as for the loss.
             ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. Forward then keeps some rows of
             the logits in the workspace and reads them twice.
-    Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored are 0, and so is a loss
-        over no rows. A bad row (:class:`LogprobStatus`) makes the loss NaN.
+    Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored are 0, and a loss over
+        no rows is 0. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
 

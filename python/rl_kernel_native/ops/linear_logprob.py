@@ -48,7 +48,7 @@ _C = functions(
     linear_logprob_require_workspace="object*4, int, bool",
 )
 
-LARGEST = 32  # a bit of the wanted outputs, after those of LogprobResult
+LARGEST = 32  # a bit of the wanted outputs, after the bits of LogprobResult's outputs
 
 _torch_path: Any = None
 
@@ -126,13 +126,13 @@ def linear_logprob(
     dh_segments: int = 1,
 ) -> Any:
     """Log-probability of one token per row from hidden states and the LM head, with only some rows of the logits in
-    memory at a time. It equals ``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)`` bit for
-    bit.
+    memory at a time. The result equals ``logprob(linear(hidden, weight, bias, out_dtype=logits_dtype), target, ...)``
+    bit for bit.
 
     A row has the same bits for any batch, position and workspace. In torch, gradients flow to ``hidden``, ``weight``,
     ``bias``, ``lora_a`` and ``lora_b`` through ``logprob``, ``lse`` and ``entropy``; backward recomputes the logits.
     For second derivatives and forward mode, apply ``logprob`` to ``linear`` instead. Under ``torch.autocast``, operands
-    are cast like those of :func:`linear`.
+    are cast as for :func:`linear`.
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
@@ -163,7 +163,7 @@ def linear_logprob(
             over more than 8192 rows needs float32 sums. These sums take 4 ``in_features`` bytes times the smaller of
             rows and vocabulary; with ``main_grad`` none are needed. Forward raises an error if backward needs more than
             the given number. On sm_90, two kinds of hidden states are copied, 8192 rows at a time: those with two
-            strides, such as ``hidden[:, :-1]``, and those not aligned to 16 bytes. The CPU backend allocates its own
+            strides, such as ``hidden[:, :-1]``, and rows not aligned to 16 bytes. The CPU backend allocates its own
             memory, 64 MiB if possible.
         process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
             order. Every rank passes the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``,
@@ -178,7 +178,7 @@ def linear_logprob(
             the number of ranks. With 8, the gradient is a tree over the vocabulary's eight parts, with the same bits on
             1, 2, 4 or 8 ranks. All ranks already have the whole gradient: do not add. With a group, backward is then a
             collective, like forward. This takes float32 copies of ``hidden`` from the workspace: 4 on one rank, and 2,
-            1 and none on 2, 4 and 8 ranks. With LoRA, each part rounds its own gradient of ``u``.
+            1 and none on 2, 4 and 8 ranks. With LoRA, the gradient of ``u`` is rounded once per part.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small. The error
         names the number of bytes needed.
@@ -248,8 +248,8 @@ def head_rows(
 
 
 class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`linear_logprob_pair`: for each head the outputs that were asked for, and None for the
-    others."""
+    """The result of :func:`linear_logprob_pair`: for each head the outputs that were asked for, and None for the other
+    outputs."""
 
     logprob: ArrayT
     ref_logprob: ArrayT
@@ -288,14 +288,14 @@ def linear_logprob_pair(
     """:func:`linear_logprob` of a policy and of its reference model, with the same targets and options.
 
     Args:
-        hidden, weight, bias, lora_a, lora_b, lora_scale: those of the policy, as for :func:`linear_logprob`.
+        hidden, weight, bias, lora_a, lora_b, lora_scale: the policy's operands, as for :func:`linear_logprob`.
         ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: those of the reference.
             ``in_features``, rank and dtype may differ from the policy's; with ``valid_vocab``, so may the padding of
             the vocabulary. A policy with LoRA and its base model as the reference share ``weight``.
         target, loss_mask, ignore_index: of both.
         ref_grad: whether the reference's operands get gradients. With False they are constants, even if they require
             gradients.
-        weight_grad, main_grad: those of the policy's weight. With ``ref_grad``, the reference's weight gets its
+        weight_grad, main_grad: the options of the policy's weight. With ``ref_grad``, the reference's weight gets its
             gradient separately.
         options: the other options of :func:`linear_logprob`, for both heads.
     Returns: :class:`LinearLogprobPair`, with the bits of two separate calls.

@@ -1,6 +1,6 @@
 """linear_logprob as descriptions of its forward and its backward.
 
-There is no second derivative and no tangent: asking for one is an error.
+There is no second derivative and no tangent: asking for a tangent is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _OPTIONS = (
     "float label_smoothing"
 )
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
-LARGEST = 32  # a bit of `returns`, after those of logprob's outputs: the largest logit's id
+LARGEST = 32  # a bit of `returns`, after the bits of logprob's outputs: the largest logit's id
 
 
 # ---- calls of the extension -----------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def linear_sample(
     Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
     and any workspace. Without ``top_k`` and ``min_p``, the log-probability equals ``linear_logprob(hidden, weight, ids,
     bias=bias, temperature=temperature, logits_dtype=...)``. That function's logits are float32 by default. There is no
-    derivative. Under ``torch.autocast`` operands are cast like those of :func:`linear`.
+    derivative. Under ``torch.autocast`` operands are cast as for :func:`linear`.
 
     Args:
         hidden: ``[num_rows, in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
@@ -88,7 +88,7 @@ def linear_sample(
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
         temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.
         top_k: as for :func:`sample`, at most 64; a row that asks for more has ``SampleStatus.BAD_PARAMETER``.
-        logits_dtype: dtype to which the logits are rounded: that of ``hidden`` (default) or float32.
+        logits_dtype: dtype to which the logits are rounded: the dtype of ``hidden`` (default) or float32.
         workspace_bytes: limit of the workspace. A larger workspace holds more rows at a time; no bit depends on it.
     Returns:
         :class:`SampleResult` with ids, log-probabilities and status; the most probable tokens and the kept sets are

@@ -262,7 +262,7 @@ def logprob_partial(
             eight parts, and a shard consists of whole parts: 1, 2, 4 or 8 equal shards if the vocabulary is a multiple
             of 64 columns.
         vocab_size: columns of the whole row.
-    The other arguments are those of :func:`logprob`, the same on every rank.
+    The other arguments are as for :func:`logprob`, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
     Raises: as :func:`logprob`; ValueError if a shard is not whole parts. The error names the padding that helps.
 

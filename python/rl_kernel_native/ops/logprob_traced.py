@@ -66,8 +66,8 @@ def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
 
 
 def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]:
-    """logprob, lse and entropy in float64, and whether the target is a valid id. It uses no gather, so no bad address
-    can occur."""
+    """logprob, lse and entropy in float64, and whether the target is a valid id. The function uses no gather, so no bad
+    address can occur."""
     import torch
 
     (target, temperature, kept_ids), (value, scale, softcap, ignore_index, valid_vocab) = constants, how[:5]

@@ -52,7 +52,8 @@ _SCALARS = (
 class MismatchMetrics(MetricVector):
     """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element, without a copy to
     the host. ``metrics.histogram`` has the fractions of tokens by log-ratio, between the edges ``histogram_edges``.
-    ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md define them."""
+    ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md define the
+    metrics."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES

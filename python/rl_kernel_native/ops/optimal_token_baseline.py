@@ -70,7 +70,8 @@ def optimal_token_baseline(
             to the last token that counts. With as many packed tokens as sequences, ``[num_tokens]`` means one per
             token; use ``[num_sequences, 1]`` for one per sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows with any stride. It belongs to the policy in the ratio's denominator (verl's old policy).
+            contiguous, rows with any stride. ``logprob`` belongs to the policy in the ratio's denominator (verl's old
+            policy).
         sum_p_sq: as ``logprob``; the sum of squared probabilities over the vocabulary, from ``rk.logprob(...,
             return_sum_p_sq=True)``.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens

@@ -26,9 +26,7 @@ class Packed(NamedTuple, Generic[ArrayT]):
 
     tensors: Any  # [max_tokens, ...], one array or a list, as given
     cu_seqlens: ArrayT  # [num_sequences + 1] int32
-    positions: (
-        ArrayT  # [num_sequences, num_tokens] int32: a token's position among those of its row that are kept, or -1;
-    )
+    positions: ArrayT  # [num_sequences, num_tokens] int32: a token's place among its row's kept tokens, or -1;
     # None where `lengths` were given
     status: ArrayT  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
 
@@ -76,7 +74,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
 
 def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
     """Both operators are linear, and each is the other's transpose. Places without a token are zero. In torch, None is
-    accepted as a tangent only for outputs without one, such as integers."""
+    accepted as a tangent only for outputs without a tangent, such as integers."""
     (*likes, cu_seqlens, positions), (num_tokens, _, *packs) = arrays, how
     present = [t for t in given if t is not None]
     slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))

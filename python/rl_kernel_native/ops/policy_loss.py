@@ -64,7 +64,7 @@ class PolicyMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is one element, without a copy to the
     host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
 
-    With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old one.
+    With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old policy.
     ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios; its names begin with ``ratio_``
     here."""
 
@@ -171,7 +171,7 @@ def policy_loss(
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
     the same bits for any split of the batch into micro-batches and ranks. The only exception is the entropy's gradient
     under ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold any value.
-    Differentiable (torch) in ``logprob`` and ``entropy``, once; the others are constants.
+    Differentiable (torch) in ``logprob`` and ``entropy``, once; the other arrays are constants.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
@@ -188,13 +188,13 @@ def policy_loss(
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; required exactly if ``spec.kl`` is set.
         rollout_logprob: as ``logprob``, from the sampling engine; required exactly if ``spec.needs_rollout``.
-            :attr:`PolicySpec.lenient` relaxes this rule, and those of other arrays.
+            :attr:`PolicySpec.lenient` relaxes this rule, and the rules of other arrays.
         importance_weight: as ``advantage``; required exactly if ``spec.importance == "given"``.
         entropy: as ``logprob``; required if ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, nonzero for a selected token; required in exactly three cases. For ``"clip_cov"`` and
             ``"kl_cov"``, :func:`covariance_mask` selects the tokens. For ``"dppo"``, pass the tokens outside the trust
-            region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives those to keep. A
-            NaN selects nothing, without an error.
+            region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives the tokens to keep.
+            A NaN selects nothing, without an error.
         token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
             every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
             sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, infinite or NaN
@@ -204,8 +204,8 @@ def policy_loss(
             infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that this call
             counts. ``spec.aggregation == "constant"`` requires it.
         ratio_metrics: also compute ``metrics.ratio``, which reads ``logprob`` and ``old_logprob`` once more.
-        semantics: None, or a pair of :class:`LogprobSemantics`: that of ``logprob`` (and of the trainer's
-            ``old_logprob``), and that of the engine's arrays. Two that differ are refused.
+        semantics: None, or a pair of :class:`LogprobSemantics`: one for ``logprob`` (and the trainer's
+            ``old_logprob``), one for the engine's arrays. Two that differ are refused.
     Returns: :class:`PolicyLoss`. Without tokens the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec

@@ -44,7 +44,7 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
-# The names of kinds in TRL and OpenRLHF that differ from this library's.
+# The names of kinds in TRL and OpenRLHF that differ from the names here.
 KNOWN_AS = {
     "sigmoid": "dpo",
     "kto_pair": "kto",

@@ -47,7 +47,7 @@ class PreferenceMetrics(MetricVector):
 class PreferenceLoss(NamedTuple, Generic[ArrayT]):
     """The result of :func:`preference_loss`, float32."""
 
-    losses: ArrayT  # [num_pairs]; for unpaired kinds those of the chosen answers, then of the rejected ones
+    losses: ArrayT  # [num_pairs]; for unpaired kinds, losses of the chosen answers, then of the rejected answers
     chosen_rewards: ArrayT  # [num_pairs]
     rejected_rewards: ArrayT
     metrics: PreferenceMetrics
@@ -152,7 +152,7 @@ def preference_loss(
 
     Args:
         policy_chosen, policy_rejected: ``[num_pairs]`` float32, any strides: sums of log-probabilities
-            (:func:`sequence_logprob`). Their lengths may differ for unpaired kinds.
+            (:func:`sequence_logprob`). The two arrays may differ in length for unpaired kinds.
         ref_chosen, ref_rejected: the same sums of the reference model; both or neither. ``aot`` and ``aot_unpaired``
             need them, kinds without a reference refuse them, and the others use 0 if they are absent.
         kind: one of the above.

@@ -69,7 +69,7 @@ def process_logits(
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
             2^19 columns. Not modified, and without a gradient.
         repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, it divides positive
-            logits and multiplies the others.
+            logits and multiplies the other logits.
         presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from each token in the output.
         frequency_penalty: the same, times the token's number of occurrences in the output.
         history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64

@@ -72,8 +72,8 @@ def random_bits(
 ) -> ArrayT:
     """The random words of tokens, which :func:`sample` uses: Philox4x32-10 keyed by ``(seed, sample_id, position)``.
 
-    A row's words depend only on its own three integers. Its place in the batch, other rows, the device and the engine's
-    step do not matter. A rollout can therefore be drawn again, and members of a group differ by their id.
+    A row's words depend only on its own three integers. The row's place in the batch, other rows, the device and the
+    engine's step do not matter. A rollout can therefore be drawn again, and members of a group differ by their id.
 
     Args:
         seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative seed is taken as its 64 bits.

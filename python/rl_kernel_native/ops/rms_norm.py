@@ -180,12 +180,12 @@ def rms_norm(
         eps: added to the mean of squares; finite and > 0 as float32.
         residual: ``[..., K]``, as ``x``. ``x + residual``, rounded to the dtype of ``x``, is normalised and also
             returned: the residual stream of a transformer.
-        weight_offset: added to ``weight`` in float32; 0 without one.
+        weight_offset: added to ``weight`` in float32; 0 without an offset.
         round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
             gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
         return_rstd: also return ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, for :func:`rms_norm_backward`.
         main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, block by block
-            of 8192 rows, and gives ``weight`` itself none. The conditions are those of :func:`linear`.
+            of 8192 rows, and gives ``weight`` itself none. The conditions are the same as for :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.
@@ -262,7 +262,7 @@ def rms_norm_backward(
         d_new_residual: ``[..., K]``, of the dtype of ``dy``: the gradient of ``new_residual``, added before ``dx`` is
             rounded; None means 0.
         main_grad: float32 ``[K]``, to which the gradient of ``weight`` is added in place, in blocks of 8192 rows.
-        dweight_dtype: that of ``weight`` (default), that of ``dy`` or float32.
+        dweight_dtype: the dtype of ``weight`` (default), the dtype of ``dy``, or float32.
         return_dx, return_dweight: whether each is computed. Without a weight there is no dweight.
     Returns:
         ``(dx, dweight)``, with None for a gradient that was not asked for: ``dx`` has the shape and dtype of ``dy`` and

@@ -135,9 +135,9 @@ def rope(
             out of range is a ValueError on the CPU; on a GPU the columns that it would rotate are NaN, and no other
             token is affected.
         interleaved: pairs are columns ``(2i, 2i + 1)`` (GPT-J, GLM-4, Llama 4), not ``(i, i + rotary_dim / 2)``
-            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves, so it gives these values in
+            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves, so it gives the same values in
             another order.
-        partial_dim: number of leading columns that are rotated, even; the others are copied bit for bit.
+        partial_dim: number of leading columns that are rotated, even; the other columns are copied bit for bit.
         intermediate: ``"float32"``: products and sums are float32, fused, and rounded once to the dtype of ``q``.
             ``"input"``: angles, each product and the sum are rounded to the dtype of ``q``, as in ``q * cos +
             rotate_half(q) * sin``: Hugging Face's bytes in bfloat16.
@@ -181,8 +181,8 @@ def rope_backward(
 ) -> tuple[ArrayT, ArrayT | Any]:
     """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd also calls it.
 
-    This is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, it rotates by
-    the negative angle: ``(a cos + b sin, b cos - a sin)``.
+    Backward is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, it
+    rotates by the negative angle: ``(a cos + b sin, b cos - a sin)``.
 
     Args: ``dq_out`` and ``dk_out`` have the shapes and dtypes of ``q`` and ``k``; ``dk_out`` may be None. The other
         arguments are as given to :func:`rope`.

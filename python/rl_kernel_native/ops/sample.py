@@ -209,7 +209,7 @@ def sample(
             (docs/sampling.md).
         return_logprob: ``"processed"``, ``"raw"``, ``"both"`` or ``"none"``.
         n_logprobs: the number of most probable tokens to return with their log-probabilities, for each kind that
-            ``return_logprob`` names; at most 256 and ``valid_vocab``. Those that are not -Inf equal :func:`logprob` of
+            ``return_logprob`` names; at most 256 and ``valid_vocab``. Values other than -Inf equal :func:`logprob` of
             their ids, bit for bit.
         return_kept: whether to return the kept sets.
         kept_capacity: number of entries of ``kept_ids``. None leaves room for any result: ``num_rows * top_k`` if

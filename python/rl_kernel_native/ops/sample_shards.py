@@ -156,13 +156,13 @@ def sample_partial(
         top_k: as for :func:`sample`; in one exchange at most 256, and a row with ``top_p`` or ``min_p`` needs it.
         top_p: as for :func:`sample`; in one exchange with ``order="sglang"`` it must be 1.
         max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
-            None: ``top_k`` if that is a number, else 64. It must be None in rounds.
+            None: ``top_k`` if that is a number, else 64. ``max_top_k`` must be None in rounds.
         earlier: None for one exchange. In rounds, the payloads of the earlier rounds: none to three int32 arrays
-            ``[shards, num_rows, words]``. Round k takes k - 1 of them, with all shards in the same order.
-        max_shard: in rounds, the number of columns of the widest shard; None: that of this one.
+            ``[shards, num_rows, words]``. Round k takes k - 1 payloads, with all shards in the same order.
+        max_shard: in rounds, the number of columns of the widest shard; None: the width of this shard.
         return_kept: whether round 4 also returns the kept tokens that this shard owns.
         history, logit_bias, allowed: those of the whole vocabulary, with global ids and columns.
-    The other arguments are those of :func:`sample`, the same on every rank.
+    The other arguments are as for :func:`sample`, the same on every rank.
     Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words. In rounds, int32
         ``[num_rows, words]``. With ``return_kept``, that array and ``(kept_ids, kept_offsets)``: int32
         ``[num_rows * shard]`` with global ids, ascending in each row, and int64 ``[num_rows + 1]``. A row without
@@ -277,8 +277,8 @@ def sample_merge(
             ``"none"``.
         return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, since each
             shard has its own kept ids.
-        in_rounds: whether the payloads are those of round 4.
-    The other arguments are those of the partials.
+        in_rounds: whether the payloads come from round 4.
+    The other arguments are as for the partials.
     Returns:
         :class:`SampleResult`; the fields of the most probable tokens are None.
     Raises:

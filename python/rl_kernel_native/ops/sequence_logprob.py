@@ -106,7 +106,7 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
 
     A sequence has the same bits padded and packed, among any number of sequences, at any position and stride, with any
     padding to its right, and on every backend. The sum is a perfect binary tree over positions from the sequence's
-    first token on, as in every operator. It is differentiable (torch) in ``logprob``, any number of times.
+    first token on, as in every operator. The sum is differentiable (torch) in ``logprob``, any number of times.
 
     A sequence cut at multiples of 2^k tokens can be summed part by part. ``sequence_logprob(parts)``, with the parts'
     float32 sums ``[num_sequences, num_parts]`` in order, has the bits of the whole.
@@ -170,7 +170,7 @@ def sequence_logprob_backward(
         dsum: ``[num_sequences]`` float32.
         mask, cu_seqlens: as given to :func:`sequence_logprob`.
         num_tokens: number of tokens of a padded row, or of the packed array.
-        dtype: that of ``logprob``, float32, bfloat16 or float16.
+        dtype: the dtype of ``logprob``: float32, bfloat16 or float16.
     Returns:
         ``[num_sequences, num_tokens]``, or ``[num_tokens]`` with ``cu_seqlens`` or a mask of one dimension: ``dsum`` of
         the token's sequence if the token counts, else 0.

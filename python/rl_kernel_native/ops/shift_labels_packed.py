@@ -76,7 +76,7 @@ def shift_labels_packed(
     """For each token, the next token of its sequence: the label of the token's logits.
 
     The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in its own
-    order. The token after a chunk's last one is on another rank, so the call takes the ``ids`` of all ranks.
+    order. The token after a chunk's last token is on another rank, so the call takes the ``ids`` of all ranks.
 
     Args:
         ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.
@@ -148,9 +148,9 @@ def tool_mask(
     """True for the tokens of an assistant's turns, found by the ids of the markers around them. Training then skips
     prompts and tool results.
 
-    A turn begins after the ids of ``begin``. It ends with the next ids of ``end`` or with its sequence. The model wrote
-    the ids of ``end``, so they belong to the turn. The same ids give the same mask in rollout and trainer, because
-    nothing is tokenised again.
+    A turn begins after the ids of ``begin``. The turn ends with the next ids of ``end`` or with its sequence. The model
+    wrote the ids of ``end``, so they belong to the turn. The same ids give the same mask in rollout and trainer,
+    because nothing is tokenised again.
 
     Args:
         ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or

@@ -132,8 +132,8 @@ def value_loss(
 
     All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
     the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold any value.
-    Differentiable (torch) in ``value``, once; the others are constants. Two equal errors get half of the gradient each,
-    as in ``torch.maximum``; a value on its bound is inside the range, as in ``torch.clamp``.
+    Differentiable (torch) in ``value``, once; the other arrays are constants. Two equal errors get half of the gradient
+    each, as in ``torch.maximum``; a value on its bound is inside the range, as in ``torch.clamp``.
 
     Args:
         value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens

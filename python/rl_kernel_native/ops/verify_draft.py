@@ -1,5 +1,5 @@
-"""Speculative decoding: finds the accepted tokens of a draft, and the token after them. It composes sample and
-logprob."""
+"""Speculative decoding: finds the accepted tokens of a draft, and the token after them. The function composes sample
+and logprob."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DraftVerification(NamedTuple, Generic[ArrayT]):
     Attributes:
         num_accepted: int64 ``[num_rows]``: the number of accepted draft tokens, from the first on.
         next_id: int64 ``[num_rows]``: the token after them; -1 if the logits of its position are bad.
-        logprobs: float32 ``[num_rows, num_draft + 1]``: log-probabilities of the accepted tokens and the next one; NaN
-            after it.
+        logprobs: float32 ``[num_rows, num_draft + 1]``: log-probabilities of the accepted tokens and the next token;
+            NaN after that.
         status: int32 ``[num_rows]``, :class:`SampleStatus` of the next token's row of logits.
     """
 
@@ -60,14 +60,14 @@ def verify_draft(
     """Accepts draft tokens from the first on, and draws the token after them.
 
     ``mode="same"`` accepts while :func:`sample` draws the draft's token at that position. Tokens and log-probabilities
-    are therefore those of the rollout without speculation, byte for byte. The draft decides only how many tokens a step
-    gives, never which ones.
+    therefore equal those of the rollout without speculation, byte for byte. The draft decides only how many tokens a
+    step gives, never which tokens.
 
-    ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. It accepts token x with probability
-    min(1, p(x) / q(x)). In place of the first rejected token it draws from max(0, p - q); after an accepted last token
-    it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. This mode uses
-    the random words of stream 1, so :func:`sample` may draw the draft with the same keys. This mode holds the kept sets
-    of all steps in memory: 5 bytes per logit.
+    ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. This mode accepts token x with
+    probability min(1, p(x) / q(x)). In place of the first rejected token it draws from max(0, p - q); after an accepted
+    last token it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. This
+    mode uses the random words of stream 1, so :func:`sample` may draw the draft with the same keys. This mode holds the
+    kept sets of all steps in memory: 5 bytes per logit.
 
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]

@@ -1,1 +1,2 @@
-"""Plain float64 references. Each defines an operator's result, not its method. They run only on request."""
+"""Plain float64 references. Each reference defines an operator's result, not the method. References run only on
+request."""

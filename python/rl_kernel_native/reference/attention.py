@@ -90,7 +90,7 @@ def attention_facts(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """The facts for attention's error bounds, as its rows in contract.py name them.
 
-    Args: as :func:`attention_reference`, padded and all in use; ``dtype`` is that of the operands.
+    Args: as :func:`attention_reference`, padded and all in use; ``dtype`` is the dtype of the operands.
     Returns: the facts of each output, numbers or float64 arrays that broadcast to it.
     """
     wide = [_wide(a) for a in (q, k, v, dout)]

@@ -16,7 +16,7 @@ def gae_reference(
 
     Args: as :func:`rl_kernel_native.gae`, NumPy arrays or what ``numpy.asarray`` takes.
     Returns: ``advantages`` and ``returns``, float64 of the shape of ``rewards``, and ``scale``, the same recursion over
-        absolute values. Error bounds grow with it.
+        absolute values. Error bounds grow with this scale.
     """
     out = _empty(rewards, ("advantages", "returns", "scale"))
     for row, s in _sequences(rewards, cu_seqlens):

@@ -23,7 +23,7 @@ def logprob_reference(
     Args: as :func:`rl_kernel_native.logprob`, as NumPy arrays (or what ``numpy.asarray`` takes), logits in any float
         dtype.
     Returns: ``logprob``, ``lse``, ``entropy``, ``sum_p_sq``, each ``[...]`` float64, and ``max_abs_z`` ``[...]``, the
-        largest finite logit magnitude after temperature. Error bounds grow with it.
+        largest finite logit magnitude after temperature. Error bounds grow with this scale.
     """
     x = np.asarray(logits).astype(np.float64)
     ids = np.asarray(target).astype(np.int64)

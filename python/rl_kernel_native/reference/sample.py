@@ -1,7 +1,7 @@
 """Reference of sample in float64, by a sort: kept sets, log-probabilities, and the margin of each row's cuts.
 
-Its masses are float64 numbers, and it draws nothing. Kept sets must be equal where ``margin`` exceeds the rounding of
-the kernels' float32 exponentials."""
+The reference's masses are float64 numbers, and the reference draws nothing. Kept sets must be equal where ``margin``
+exceeds the rounding of the kernels' float32 exponentials."""
 
 from __future__ import annotations
 

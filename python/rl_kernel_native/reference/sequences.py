@@ -11,7 +11,7 @@ import numpy as np
 
 def spans(shape: tuple[int, ...], cu_seqlens: Any) -> list[Any]:
     """The index of each sequence's tokens in an array of this shape, which is ``[num_sequences, num_tokens]`` or
-    ``[num_tokens]``. Without ``cu_seqlens`` the latter is one sequence."""
+    ``[num_tokens]``. Without ``cu_seqlens``, a packed array is one sequence."""
     if cu_seqlens is not None:
         return [(slice(a, b),) for a, b in itertools.pairwise(np.asarray(cu_seqlens).tolist())]
     return [(i,) for i in range(shape[0])] if len(shape) == 2 else [slice(None)]

@@ -37,7 +37,7 @@ def plugin() -> None:
 
 
 def enable(*, check: bool = False) -> None:
-    """Applies to the engines that this process creates from now on, and to those of its child processes.
+    """Applies to engines that this process creates from now on, and to engines of its child processes.
 
     Args:
         check: an engine does not start unless every module of its model can be replaced; without it, a warning names

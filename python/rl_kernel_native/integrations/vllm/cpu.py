@@ -1,9 +1,10 @@
 """Runs the real engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
 
-It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's own
-operators as the stock control.
+The platform consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and
+torch's own operators as the stock control.
 
-It is slow, and supports only eager mode. Call :func:`install` in a separate process, before anything else of vLLM.
+This engine is slow, and supports only eager mode. Call :func:`install` in a separate process, before anything else of
+vLLM.
 """
 
 from __future__ import annotations

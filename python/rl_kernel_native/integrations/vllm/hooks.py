@@ -13,7 +13,7 @@ _enabled: Any = None  # the `enabled` of the package, which install receives
 
 
 def install(enabled: Any) -> None:
-    """Raises a RuntimeError, and replaces nothing, if this vLLM is not a known one."""
+    """Raises a RuntimeError, and replaces nothing, if this vLLM is not a known version."""
     global _enabled
     _enabled = enabled
     versions.require_known()

@@ -1,6 +1,6 @@
-"""vLLM's layers on this library's operators. Rounding points are those of transformers' layers, so a patched trainer
-has the same bits. The parameters in vLLM are tensor subclasses. Operators get their plain data, which saves a pass
-through the dispatcher."""
+"""vLLM's layers on this library's operators. Rounding points are the same as in transformers' layers, so a patched
+trainer has the same bits. The parameters in vLLM are tensor subclasses. Operators get their plain data, which saves a
+pass through the dispatcher."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def compute_logprobs(logits: Tensor) -> Tensor:
 
 def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Ids int64 and log-probabilities ``[rows, 1 + count]``: of the tokens ``[rows, 1]``, then of the ``count`` most
-    probable ones."""
+    probable tokens."""
     found = of_tokens(logits, ids)
     if count > 0:  # sample also draws a token, which belongs to no request
         best = rk.sample(logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=count)
@@ -54,8 +54,8 @@ def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:
-    """The token's own log-probability first, then those of the most probable tokens. ``logprobs`` comes from
-    :func:`compute_logprobs`."""
+    """The token's own log-probability first, then the log-probabilities of the most probable tokens. ``logprobs`` comes
+    from :func:`compute_logprobs`."""
     logits = logprobs
     ids = token_ids.to(torch.int64).unsqueeze(-1)
     rank = (logits >= logits.gather(-1, ids)).sum(-1)

@@ -1,7 +1,7 @@
 """Seeds of requests. A request's parameters are checked on arrival, and its completions report the seed.
 
-A request without a seed gets one, drawn from the engine's seed. Every completion reports the seed and the sample_id of
-its draw (``rlk_seed``, ``rlk_sample_id``), so its tokens can be drawn again.
+A request without a seed gets a seed, drawn from the engine's seed. Every completion reports the seed and the sample_id
+of its draw (``rlk_seed``, ``rlk_sample_id``), so its tokens can be drawn again.
 """
 
 from __future__ import annotations

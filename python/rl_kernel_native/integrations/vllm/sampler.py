@@ -1,4 +1,4 @@
-"""Draws tokens with rk.sample in vLLM's first model runner; second_sampler.py does so in the second.
+"""Draws tokens with rk.sample in vLLM's first model runner; second_sampler.py does so in the second runner.
 
 A row's token depends only on its logits, its parameters and (seed, sample_id, position); the position is the token's
 index in its output.
@@ -32,7 +32,7 @@ _rehearsing = False
 def draw(
     logits: Tensor, keys: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, processed: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Ids int64, and logits whose log-probabilities are the processed ones.
+    """Ids int64, and logits whose log-probabilities are the processed log-probabilities.
 
     Args:
         keys: int64 [rows] each: seed, sample_id, position.
@@ -107,7 +107,7 @@ def keyed(own: Any, self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
     )
     on_host = self.device.type == "cpu"
     batch.sampling_metadata.rlk_keys = keys if on_host else keys.pin_memory().to(self.device, non_blocking=True)
-    batch.generators.clear()  # torch's generators draw nothing; vLLM would reset those of unfinished prompts
+    batch.generators.clear()  # torch's generators draw nothing; vLLM would reset the generators of unfinished prompts
     return own(self, logits, spec_decode_metadata)
 
 

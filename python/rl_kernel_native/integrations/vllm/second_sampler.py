@@ -128,7 +128,7 @@ def sample(
 
 
 def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: bool) -> Tensor:
-    """Ids, which carry the log-probabilities of the token and of the ``count`` most probable ones."""
+    """Ids, which carry the log-probabilities of the token and of the ``count`` most probable tokens."""
     # At temperature 1 both kinds are the same number, and the processed one takes no further pass over the logits.
     is_plain = rows.greedy is False and not rows.cuts and not isinstance(rows.temperature, Tensor)
     kind: Any = "processed" if processed or is_plain else "raw"

@@ -42,7 +42,7 @@ class Groups:
 
     Attributes:
         skipped: for each sequence, the number of pages that its group shares.
-        own_pages: the most pages that a sequence has behind the shared ones.
+        own_pages: the most pages that a sequence has behind the shared pages.
     """
 
     table: np.ndarray
@@ -69,7 +69,7 @@ def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences:
         least_sequences: the fewest sequences per group, on average over all groups of the call.
     """
     least = -(-LEAST_KEYS // page_size)
-    usable = (lengths - 1) // page_size  # pages before that of the query's own key
+    usable = (lengths - 1) // page_size  # pages before the page of the query's own key
     far = usable >= least
     if not far.any():
         return None
@@ -104,7 +104,7 @@ def _groups(
     if not any(widths):
         return None
     begins.append(count)
-    if not widths[-1]:  # sequences after the last group need none
+    if not widths[-1]:  # sequences after the last group need no entry
         widths.pop()
         begins.pop()
     if count < least_sequences * len(widths):

@@ -20,7 +20,7 @@ class Hook(NamedTuple):
     parameters: str
 
 
-# The replaced functions, and those that the replacements call.
+# The replaced functions, and the functions that the replacements call.
 HOOKS = (
     Hook("vllm.config.vllm:VllmConfig.__post_init__", "self"),
     Hook(
@@ -180,7 +180,7 @@ def untried_torch() -> str | None:
 
 
 def require_known() -> None:
-    """Raises a ModuleNotFoundError without vLLM, else a RuntimeError that names what is unknown."""
+    """Raises a ModuleNotFoundError without vLLM, else a RuntimeError that names the unknown parts."""
     expected = f"vllm: expected version {' or '.join(VERSIONS)}"
     with _variants.needed(expected, INSTALL, "vllm"):
         import vllm

@@ -2,7 +2,7 @@
 
 ``weight_transfer_config={"backend": "rl_kernel_native"}`` selects the transfer, which passes tensors on unchanged. For
 engines in other processes, use vLLM's ``nccl`` or ``ipc``. An update leaves keys of the old weights in the prefix
-cache. :func:`sync` resets the cache, and raises an error if it cannot.
+cache. :func:`sync` resets the cache, and raises an error if vLLM cannot reset it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
     update_info_cls = LocalUpdate
 
     def init_transfer_engine(self, init_info: LocalInit) -> None:
-        """Both sides share a process."""
+        """Trainer and engine share a process."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
