@@ -1,8 +1,9 @@
-// The prototype that decided the length of attention's canonical splits. It decodes one query per sequence, with groups
-// of at most 8 heads of 128 columns, bf16, pages of 16. Blocks cannot share a split's chains over keys. So a single
-// sequence has one block for each split, key head and, here, share of V's columns. The first kernel scores blocks of
-// 256 keys. A block of the second sums a split's keys over 128 / C columns of V. The third merges splits. Programmatic
-// launches load V while K is scored. attention_splits.py builds, checks and times it beside FlashAttention-3.
+// The prototype that decided the length of attention's canonical splits. The prototype decodes one query per sequence,
+// with groups of at most 8 heads of 128 columns, bf16, pages of 16. Blocks cannot share a split's chains over keys. A
+// single sequence therefore has one block for each split, key head and, here, share of V's columns. The first kernel
+// scores blocks of 256 keys. A block of the second kernel sums a split's keys over 128 / C columns of V. The third
+// merges splits. Programmatic launches load V while K is scored. attention_splits.py builds, checks and times it beside
+// FlashAttention-3.
 #include <cuda_runtime.h>
 
 #include <cstdint>
@@ -53,8 +54,8 @@ __device__ __forceinline__ void cp16(uint32_t s, const void* g) {
 __device__ __forceinline__ void zero16(uint32_t s) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(s), "r"(0) : "memory");
 }
-// Two kernels. A block of the first scores 256 keys. A block of the second sums a split's keys over 128 / C columns of
-// V.
+// Two kernels. A block of the first scores 256 keys. A block of the second kernel sums a split's keys over 128 / C
+// columns of V.
 __global__ void __launch_bounds__(256) scores(const P p, float* sc) {
   extern __shared__ __align__(128) unsigned char mem[];
   const uint32_t sk = (uint32_t)__cvta_generic_to_shared(mem);

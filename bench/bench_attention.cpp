@@ -37,7 +37,7 @@ class Memory {
   void* data_ = nullptr;
 };
 
-// The number of pairs of a query and a key that it sees, in one sequence.
+// The number of pairs (query, key that the query sees) in one sequence.
 double pairs(const Case& c) {
   double sum = 0;
   for (std::int64_t i = 0; i < c.queries; ++i) {

@@ -1,5 +1,6 @@
 // Microbenchmark of the CUDA kernels of covariance_mask. A row per case shows the bytes that it must move, and their share of
-// the copy ceiling of the same run. It reads the inputs and a float32 mask once, and writes what is chosen. Usage:
+// the copy ceiling of the same run. The kernel reads the inputs and a float32 mask once, and writes the chosen tokens.
+// Usage:
 // bench_covariance_mask [--plans]    --plans: every plan, not the chosen one
 #include <string>
 #include <vector>

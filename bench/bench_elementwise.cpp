@@ -1,7 +1,7 @@
 // Microbenchmark of the CUDA kernels of elementwise operators. It prints one line per case: time, bytes that
 // the case must move, and share of the copy ceiling, which the same run measures. Usage:
 //   bench_elementwise [--only PART_OF_A_NAME] [--columns N] [--plans]
-// --plans runs every plan that serves, not only the chosen one.
+// --plans runs every plan that serves, not only the chosen plan.
 #include <algorithm>
 #include <cstdio>
 #include <string>

@@ -1,5 +1,5 @@
-// Microbenchmark of the gae kernels on an H100 or H200: bytes per second beside the copy ceiling. It counts one read of
-// every input and one write of every output. Masks are bool or int64.
+// Microbenchmark of the gae kernels on an H100 or H200: bytes per second beside the copy ceiling. The figure counts one
+// read of every input and one write of every output. Masks are bool or int64.
 #include "bench/sequences.h"
 #include "cuda/common/kernels.h"
 #include "rlk/ops/gae.h"

@@ -1,6 +1,6 @@
 // Microbenchmark of the CUDA kernels of importance_weights. A row per case shows the bytes that it must move, and their share
-// of the copy ceiling of the same run. It reads both arrays and a float32 mask, twice where a sequence decides, and writes
-// weights and kept. normalize reads and writes weights again. Usage:
+// of the copy ceiling of the same run. The kernel reads both arrays and a float32 mask, twice where a sequence decides,
+// and writes weights and kept. normalize reads and writes weights again. Usage:
 // bench_importance_weights [--plans]    --plans: every plan, not the chosen one
 #include <string>
 #include <vector>

@@ -3,8 +3,8 @@
 // bench_linear [--only PART_OF_A_NAME] [--rows M,M,...] [--plans] [--plan NAME]... [--sm80]
 //   --only: measures products whose names, such as "y 64 x 4096 x 14336", contain this text
 //   --rows: the only numbers of rows of y
-//   --plans: every plan of every product, not only the chosen one; --plan: only plans of this name
-//   --sm80: the kernel of compute capability 8.0, whose PTX runs on later ones; with --plans every tile of it
+//   --plans: every plan of every product, not only the chosen plan; --plan: only plans of this name
+//   --sm80: the kernel of compute capability 8.0, whose PTX runs on later GPUs; with --plans, every tile of that kernel
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -39,7 +39,7 @@ std::vector<Case> cases_of(const std::vector<std::int64_t>& rows) {
   return cases;
 }
 
-// The plans to measure: the chosen one, all, or those with a given name.
+// The plans to measure: the chosen plan, all plans, or plans with a given name.
 struct Wanted {
   bool every = false, sm80 = false;
   std::vector<std::string> names;
@@ -95,7 +95,7 @@ void run(const Case& c, const Layer& layer, double ceiling, const Wanted& wanted
   const std::vector<Way> ways = ways_of(params(0), wanted);
   if (ways.empty()) return;
   const int calls = std::max(buffers, static_cast<int>(std::min(64.0, (wanted.every ? 1e12 : 4e12) / flops)));
-  // Replays alternate, so that all of them run at the same clocks.
+  // Replays alternate, so that all plans run at the same clocks.
   std::vector<std::unique_ptr<Replay>> replays;
   for (const Way& way : ways) {
     replays.push_back(

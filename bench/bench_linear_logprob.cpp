@@ -1,6 +1,6 @@
 // Microbenchmark of linear_logprob on CUDA: forward, and forward with backward. Calls alternate with the operator's
-// bare matrix products; times are relative to these. Usage: bench_linear_logprob [--workspace MIB] [--rows N]
-// [--forward] [--sm80] --sm80: forward by the kernels of compute capability 8.0 as well, whose PTX runs on later ones
+// bare matrix products; times are relative to the products. Usage: bench_linear_logprob [--workspace MIB] [--rows N]
+// [--forward] [--sm80] --sm80: forward by the kernels of compute capability 8.0 as well, whose PTX runs on later GPUs
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -152,7 +152,7 @@ void run(const Case& c, std::int64_t workspace_bytes, bool backward, bool sm80) 
     });
   }
   timed.front().replay->warm_up(500);
-  for (int i = 0; i < 9; ++i) {  // alternating, so that all of them run at the same clocks
+  for (int i = 0; i < 9; ++i) {  // alternating, so that all calls run at the same clocks
     for (const Timed& each : timed) each.replay->once();
   }
   const double base = std::min(timed[0].replay->median_us(), timed[1].replay->median_us());

@@ -1,5 +1,5 @@
-// Microbenchmark of linear_sample on CUDA. It alternates with the bare product that it contains; times are relative to
-// that product.
+// Microbenchmark of linear_sample on CUDA. The operator alternates with the bare product that it contains; times are
+// relative to that product.
 #include <cmath>
 #include <cstdio>
 #include <vector>

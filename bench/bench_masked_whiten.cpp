@@ -1,5 +1,5 @@
-// Microbenchmark of the masked_whiten kernels on an H100 or H200: bytes per second beside the copy ceiling. It counts
-// three reads of x and its bool mask, and one write of y.
+// Microbenchmark of the masked_whiten kernels on an H100 or H200: bytes per second beside the copy ceiling. The figure
+// counts three reads of x and its bool mask, and one write of y.
 #include "bench/sequences.h"
 #include "cuda/common/kernels.h"
 #include "rlk/backends.h"

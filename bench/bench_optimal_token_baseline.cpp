@@ -1,6 +1,6 @@
 // Microbenchmark of the CUDA kernels of optimal_token_baseline, groups of eight sequences. A row per case shows the bytes
-// that it must move, and their share of the copy ceiling of the same run. It reads three inputs and a float32 mask, and
-// writes two outputs.
+// that it must move, and their share of the copy ceiling of the same run. The kernel reads three inputs and a float32
+// mask, and writes two outputs.
 #include <vector>
 
 #include "bench/token_bench.h"

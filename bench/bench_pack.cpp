@@ -1,5 +1,5 @@
 // Microbenchmark of pack and unpack on CUDA. A row per case shows the bytes that it must move, and their share of the copy
-// ceiling of the same run. It reads and writes existing tokens once, and writes the rest of a result once.
+// ceiling of the same run. The kernel reads and writes existing tokens once, and writes the rest of a result once.
 #include <algorithm>
 
 #include "bench/buffers.h"

@@ -24,7 +24,7 @@ void run(std::int64_t num, PreferenceSort sort) {
   p.rejected.d_policy = at(8);
   float* const metrics = on_device(std::vector<float>(kPreferenceMetrics));
   p.metrics = metrics;
-  p.ranks = static_cast<std::int32_t*>(memory.at(9));  // this buffer and the next one
+  p.ranks = static_cast<std::int32_t*>(memory.at(9));  // this buffer and the next buffer
   p.order = static_cast<std::int32_t*>(memory.at(11));
   p.sort = sort;
   PreferenceLossBackwardParams q;

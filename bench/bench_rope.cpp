@@ -25,7 +25,7 @@ struct Case {
   bool fused = false;        // queries and keys are slices of a fused projection
 };
 
-// Device memory for every buffer that calls rotate among: together they exceed the L2 several times.
+// Device memory for every buffer that calls rotate among: together the buffers exceed the L2 several times.
 class Buffers {
  public:
   Buffers(std::size_t bytes, int count, DType dtype, bool filled) : bytes_((bytes + 255) / 256 * 256), count_(count) {

@@ -1,6 +1,6 @@
 // Microbenchmark of the CUDA kernels of scatter_rewards. A row per case shows the bytes that it must move, and their share of
-// the copy ceiling of the same run. It reads a mask of bytes and, with a KL, two arrays. It writes rewards, and with a cost
-// costs and combined. Usage:
+// the copy ceiling of the same run. The kernel reads a mask of bytes and, with a KL, two arrays. The kernel writes
+// rewards, and with a cost costs and combined. Usage:
 // bench_scatter_rewards [--plans]    --plans: every plan, not the chosen one
 #include <string>
 #include <vector>

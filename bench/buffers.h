@@ -1,4 +1,4 @@
-// Device memory that the calls of a microbenchmark rotate among, so that they find nothing in the L2.
+// Device memory that the calls of a microbenchmark rotate among, so that calls find nothing in the L2.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace rlk::bench {
 
-// Device memory for every buffer that calls rotate among: together they exceed the L2 several times.
+// Device memory for every buffer that calls rotate among: together the buffers exceed the L2 several times.
 class Buffers {
  public:
   Buffers(std::size_t bytes, int count, DType dtype, bool filled) : bytes_(bytes), count_(count) {

@@ -109,7 +109,7 @@ inline double copy_ceiling(std::size_t bytes = std::size_t{2} << 30) {
 // read_memory.cu: reads whole multiples of 32 KiB.
 void read_memory(const void* from, std::size_t bytes, cudaStream_t stream);
 
-// Bytes per second of reading alone. DRAM reads faster than it alternates between reads and writes.
+// Bytes per second of reads without writes. DRAM reads faster than it alternates between reads and writes.
 inline double read_ceiling(std::size_t bytes = std::size_t{2} << 30) {
   void* a;
   cuda::check(cudaMalloc(&a, bytes), "cudaMalloc");

@@ -1,7 +1,7 @@
 // A test of racecheck: readers hand a stage of shared memory back to a copying warp. In the first kernel every reader
-// arrives at the barrier. In the second the readers meet at bar.sync, and one lane of each warp arrives. These accesses
-// are ordered as well, since bar.sync and the arrival both release earlier accesses. racecheck reports the second
-// kernel alone.
+// arrives at the barrier. In the second kernel the readers meet at bar.sync, and one lane of each warp arrives. These
+// accesses are ordered as well, since bar.sync and the arrival both release earlier accesses. racecheck reports only
+// the second kernel.
 //   nvcc -arch=sm_90a -std=c++20 -I. -Icpp/include bench/hand_over.cu -o hand_over
 //   compute-sanitizer --tool racecheck ./hand_over
 #include <cstdint>

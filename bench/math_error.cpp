@@ -3,10 +3,9 @@
 //   math_error [--stride N] [--threads N] [--only NAME]
 //
 // One row per function: inputs tried, worst error in ulp, the input it occurs at, how often the result falls from one
-// tried input to the next larger one, seconds. An ulp is the spacing of fp32 at the exact result; a result that a
+// tried input to the next larger input, seconds. An ulp is the spacing of fp32 at the exact result; a result that a
 // contract flushes must be +0 to count as exact. The reference is a double function of an exactly converted input: its
-// own error, below 1e-8 fp32 ulp, is under the printed digits.
-// Build with -O3 -mfma -mavx2 -ffp-contract=off.
+// own error, below 1e-8 fp32 ulp, is under the printed digits. Build with -O3 -mfma -mavx2 -ffp-contract=off.
 #include <chrono>
 #include <cmath>
 #include <cstdint>
@@ -55,7 +54,7 @@ void measure(const Options& options, const char* name, Small small, Function fun
   for (unsigned t = 0; t < options.threads; ++t) {
     threads.emplace_back([&, t] {
       Worst mine;
-      // A block and the last input of the one before, so that every step from input to input is seen once.
+      // A block and the last input of the previous block, so that every step from input to input is seen once.
       const std::uint64_t begin = inputs * t / options.threads, end = inputs * (t + 1) / options.threads;
       float previous = function(input_of(begin == 0 ? 0 : (begin - 1) * options.stride));
       for (std::uint64_t i = begin; i < end; ++i) {

@@ -1,13 +1,13 @@
-// Records which algorithms of cuBLASLt give the bits of our kernels and take less time. It prints the rows of
+// Records which algorithms of cuBLASLt give the bits of our kernels and take less time. The program prints the rows of
 // cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, and a line per product on standard error. Usage:
 // LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] [--from M] [--seconds S] > rows
-// --rows: forward products of these numbers of rows alone; --from: forward products of at least so many rows; --seconds:
+// --rows: forward products of only these numbers of rows; --from: forward products of at least so many rows; --seconds:
 // no product begins later
 //
 // An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below
 // ours. Every buffer of weights must agree, with normal data and with exponents that spread over many orders. A record
-// covers all numbers of rows above the next smaller one of the list if the algorithm is faster at both ends. It is then
-// equal at every number up to 1024, and at some between the ends above.
+// covers all numbers of rows above the next smaller one of the list if the algorithm is faster at both ends. The bits
+// are then equal at every number up to 1024, and beyond that at some numbers between the ends.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -145,7 +145,7 @@ class Recorder {
     cuda::gemm_sm90(p, cuda::choose_plan_sm90(p, cuda::multiprocessors(0)), stream);
   }
 
-  // Whether the library runs the algorithm for a number of rows that it did not propose it for.
+  // Whether the library runs the algorithm for a number of rows for which the library did not propose it.
   bool runs(const cuda::CublasLtAlgorithm& algorithm, std::int64_t rows) {
     try {
       library_.run(params(0, rows), algorithm, nullptr);

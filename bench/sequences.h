@@ -19,8 +19,8 @@ namespace rlk::bench {
 struct Shape {
   std::int64_t sequences, tokens;
 };
-// Decode batches, a training batch of long answers, one of short answers, and a single row with the tokens of a packed
-// batch.
+// Decode batches, a training batch of long answers, a training batch of short answers, and a single row with the tokens
+// of a packed batch.
 constexpr Shape kShapes[] = {{8, 8192}, {64, 8192}, {512, 8192}, {4096, 8192}, {16384, 512}, {1, 262144}};
 
 // Number of buffers that calls rotate among, so that none finds its data in the L2.

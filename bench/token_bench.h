@@ -104,8 +104,8 @@ class TokenBench {
   int arrays_;
 };
 
-// main() of a benchmark. It calls run(sequences, tokens, of) for every shape, or for the given one. With --plans it
-// does so for every plan, else for the chosen plan.
+// main() of a benchmark. It calls run(sequences, tokens, of) for every shape, or for the given shape. With --plans it
+// calls run for every plan, else for the chosen plan.
 template <class Run>
 int bench_tokens(int argc, char** argv, const Run& run) {
   TokenRun of;

@@ -80,13 +80,13 @@ inline bool is_tree(std::int64_t parts) { return parts == 1 || parts == 2 || par
 
 // A GPU's matrix units have no float32, and a build may lack the device's backend.
 void check_operand(const RowsArgument& a);
-// `code` is a number from _arithmetic.py. GPUs ignore it and compute with their own units.
+// `code` is a number from _arithmetic.py. GPUs ignore `code` and compute with their own units.
 Arithmetic read_arithmetic(int code, const RowsArgument& operand);
 // `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
-// Reads a call's exp. Python has made it a number, except in an eager call on a CUDA device, where it is the user's own
-// value. Any other value is refused, so that the general path in Python decides.
+// Reads a call's exp. Python has made `exp` a number, except in an eager call on a CUDA device, where it is the user's
+// own value. Any other value is refused, so that the general path in Python decides.
 Exp read_exp(nb::handle exp, Device device);
 // Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width. `names` is
 // empty, or the argument that takes this width, followed by "=".
@@ -101,7 +101,7 @@ void require_columns_below(const RowsArgument& a, int bits);  // requires fewer 
 void check_dtype(const Array& a, const Array& like);          // requires the dtype of `like`
 void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
 void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype and shape
-void check_head_dim(const Array& a);                                   // the last dimension, of attention
+void check_head_dim(const Array& a);                                   // checks attention's last dimension
 void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
@@ -193,7 +193,7 @@ class TokenArguments {
 constexpr Dtypes kCounts{{DType::kInt32, DType::kInt64, DType::kFloat32}, "int32, int64 or float32"};
 
 // An array [count] of any stride, or None. A negative count allows any number of elements. In errors `of` says what is
-// counted, and `cure` what to do about an array of more dimensions.
+// counted, and `cure` gives the remedy for an array of more dimensions.
 class VectorArgument {
  public:
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,

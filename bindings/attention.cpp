@@ -76,7 +76,7 @@ struct Call : AttentionInput {
   }
 
   // Kernels read int32, so this function copies int64 offsets in the CPU's memory. An offset that does not fit int32
-  // becomes one that is out of range. ops/attention.py does the same for torch tensors, on their device.
+  // becomes an offset out of range. ops/attention.py does the same for torch tensors, on their device.
   const std::int32_t* offsets(int of, const char* name, std::int64_t size, std::int64_t* num) {
     const OffsetsArgument list(frame_, given(of), name);
     const std::int64_t count = list.num_sequences + 1;
@@ -425,7 +425,7 @@ struct Step {
   std::int64_t stride, most;
 };
 
-// Whether rows of two caches share a byte. Both caches have the same steps, largest first; their beginnings are `apart`
+// Whether rows of two caches share a byte. Both caches have the same steps, largest first; the caches begin `apart`
 // bytes apart.
 bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_bytes, std::int64_t v_bytes) {
   if (steps.empty()) return -v_bytes < apart && apart < k_bytes;

@@ -17,7 +17,7 @@
 
 namespace rlk::bindings {
 
-// A shape. It is valid only within the expression that creates it.
+// A shape. A Shape is valid only within the expression that creates it.
 struct Shape : std::span<const std::int64_t> {
   using span::span;
   Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
@@ -78,8 +78,8 @@ class Results {
 
   const Caller& caller() const { return caller_; }
 
-  // Allocates an output and points a field of the params at it. If the output is not wanted, it is None and the field
-  // does not change.
+  // Allocates an output and points a field of the params at it. An unwanted output is None, and its field does not
+  // change.
   Results& add(void** field, Shape shape, DType dtype, bool wanted = true) {
     if (wanted) {
       Caller::Fresh fresh = caller_.empty(shape, dtype);
@@ -98,7 +98,7 @@ class Results {
     *field = static_cast<T*>(data);
     return *this;
   }
-  // Adds several outputs of one shape likewise.
+  // Adds several outputs of one shape in the same way.
   template <class... T>
   Results& each(Shape shape, bool wanted, T**... fields) {
     return (add(fields, shape, wanted), ...);
@@ -127,7 +127,7 @@ class Results {
     call(kernel, p, accumulates);
     return result();
   }
-  // Runs the kernel likewise, with the workspace that it needs.
+  // Runs the kernel in the same way, with the workspace that it needs.
   template <class Params, class Bytes>
   nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p, Bytes workspace_bytes,
                  bool accumulates = false) {
@@ -135,9 +135,9 @@ class Results {
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
   }
-  // Runs a kernel likewise, with the largest useful workspace: at most `limit` bytes or, without a limit, the usual
-  // size. The workspace begins at a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether the
-  // CPU backend takes a workspace, too.
+  // Runs a kernel in the same way, with the largest useful workspace: at most `limit` bytes or, without a limit, the
+  // usual size. The workspace begins at a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether
+  // the CPU backend takes a workspace, too.
   template <class Params>
   nb::object run_within(std::optional<std::int64_t> limit, bool on_cpu,
                         WorkspaceRange (*range_of)(const Params&, Device),
@@ -190,7 +190,7 @@ std::string autocast_hint();
 
 // ---- functions of the module ----------------------------------------------------------------------------------------
 
-// Registers a function of the module, which defines it when it is loaded.
+// Registers a function of the module, which the module defines when it is loaded.
 struct Registered {
   explicit Registered(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();
@@ -200,7 +200,8 @@ struct Registered {
   nb::object name(__VA_ARGS__);                                               \
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
-// RLK_FUNCTION defines a function that allocates. It has a `frame`, then objects, then parameters with their types.
+// RLK_FUNCTION defines a function that allocates. The function has a `frame`, then objects, then parameters with their
+// types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
 // RLK_EAGER_FUNCTION defines a function that allocates, and its eager call, <name>_eager. Tensors are the first
@@ -259,9 +260,10 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arg
       });
 }
 
-// Defines the eager call of a function that allocates. It keeps the host cost of a decode step low. The first kTensors
-// arguments must be plain CUDA tensors without gradient. Any other call gets NotImplemented, and so does a call that
-// refuses an argument, before it starts a kernel. The general path then resolves torch's negative bit, or raises the error.
+// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. The
+// first kTensors arguments must be plain CUDA tensors without gradient. Any other call, and any call that refuses an
+// argument, returns NotImplemented before it starts a kernel. The general path then resolves torch's negative bit, or
+// raises the error.
 template <auto kFunction, int kTensors, class... Arguments>
 void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(

@@ -163,11 +163,12 @@ void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& 
   frame->names_first = false;
 }
 
-// The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for output i.
+// The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for
+// output i.
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 
-// Adds outputs over `rows`, and points the params to them. `out` has the caller's outputs of a call, which are checked.
-// If only logprob is wanted, it is the only output.
+// Adds outputs over `rows`, and points the params to the outputs. `out` has the caller's outputs of a call, which are
+// checked. If only logprob is wanted, it is the only output.
 template <class Params>
 void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
                  const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
@@ -233,8 +234,8 @@ RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoo
   return results.run(rlk::logprob_merge, p);
 }
 
-// Layout of a given dlogits. It raises an error if dlogits does not match logits, overlaps itself, or overlaps logits
-// without being logits.
+// Layout of a given dlogits. The function raises an error if dlogits does not match logits, overlaps itself, or
+// overlaps logits without being logits.
 RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& logits) {
   const TensorView &v = out.view(), &x = logits.view();
   check_dtype(out, logits);
@@ -247,7 +248,7 @@ RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& log
   return read_layout(out, v.ndim - 1, "leading dimensions");
 }
 
-// `rows` are those of read_backward_rows.
+// `rows` are as in read_backward_rows.
 RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
@@ -272,7 +273,7 @@ RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle e
 }
 
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after the bits of logprob's outputs
-// Entries of a head; all but the last have gradients.
+// Entries of a head; all entries but the last have gradients.
 constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
 
 void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
@@ -393,7 +394,7 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
   Frame frame;
   const HeadArguments a(&frame, head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
-  // Replaces memory that is not allocated yet by an address. The size of the workspace does not depend on it.
+  // Uses an address in place of memory that is not allocated yet. The size of the workspace does not depend on it.
   const auto some = [&](int operand, bool there = true) {
     return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
   };
@@ -410,7 +411,7 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
 
 // Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
 // dweight is main_grad itself.
-// `rows` are those of read_backward_rows.
+// `rows` are as in read_backward_rows.
 RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
              nb::tuple rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);

@@ -122,14 +122,14 @@ template <class... Words>
   throw nb::buffer_error(words(name, ": expected ", expected...).c_str());
 }
 
-// An address for memory that is never read. Addresses are far apart, so no two arrays of a call overlap.
+// An address for memory that is never read. The arrays' addresses are far apart, so no two arrays of a call overlap.
 void* nowhere() {
   static std::atomic<std::uintptr_t> next{4096};
   return reinterpret_cast<void*>(next.fetch_add(std::uintptr_t{1} << 44));
 }
 
 // `layout` of the object has int64 numbers: device type and index, the dtype's code and bits, the number of dimensions,
-// sizes and strides. The object keeps them alive.
+// sizes and strides. The object keeps sizes and strides alive.
 int view_description(void* object, DLTensor* out) {
   PyObject* const layout = PyObject_GetAttrString(static_cast<PyObject*>(object), "layout");
   if (!layout) return -1;
@@ -166,7 +166,7 @@ const ExchangeApi kDescribed = {
     .current_stream = [](std::int32_t, std::int32_t, void**) { return 0; }};
 nb::object described_api() { return nb::capsule(&kDescribed, "dlpack_exchange_api"); }
 
-// A torch DTensor has no memory of its own, and its DLPack view does not show that it is one.
+// A torch DTensor has no memory of its own, and its DLPack view does not show that it is a DTensor.
 static void refuse_distributed(nb::handle object, const char* name) {
   if (kind_of(object) != "DTensor") return;
   type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
@@ -211,7 +211,7 @@ struct Exchange {
 };
 
 Exchange exchange_of(nb::handle array) {
-  // A process has few such types, such as torch's Tensor and Parameter. Each is looked up by its address. The GIL
+  // A process has few such types, such as torch's Tensor and Parameter. Each type is looked up by its address. The GIL
   // guards the cache.
   static Exchange cache[4] = {};
   static int next = 0;

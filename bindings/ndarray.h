@@ -1,4 +1,5 @@
-// The only file that knows DLPack. It turns an array into a TensorView, and makes outputs in the caller's framework.
+// The only file that knows DLPack. The file turns an array into a TensorView, and makes outputs in the caller's
+// framework.
 //
 // A type that offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule, on its own
 // current stream, and outputs come from its own allocator. Any other array comes as a capsule, which Python requested
@@ -56,8 +57,8 @@ constexpr Dtypes kInt64{{DType::kInt64}, "int64"};
 constexpr Dtypes kBool{{DType::kBool}, "bool"};
 constexpr Dtypes kAnyDtype{"of 1, 2, 4, 8 or 16 bytes an element", true};
 
-// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`, also
-// for a dtype that is not one of these. With kAnyDtype, the view's dtype may have no meaning.
+// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`,
+// also for a dtype outside this list. With kAnyDtype, the view's dtype may have no meaning.
 class Array {
  public:
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
@@ -100,7 +101,7 @@ class Array {
 
 // The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
 // capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps the arrays
-// of the call alive. They are all on the device of the first one, whose framework allocates.
+// of the call alive. All are on the device of the first array, whose framework allocates.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;
@@ -159,7 +160,7 @@ std::array<nb::handle, kCount> entries(const nb::tuple& of) {
 
 // Marks an unconsumed capsule of uint16 as bfloat16, since NumPy has no bfloat16; returns the capsule.
 nb::object bfloat16_capsule(nb::object capsule);
-nb::object bool_capsule(nb::object capsule);  // likewise marks bytes as bool
+nb::object bool_capsule(nb::object capsule);  // also marks bytes as bool
 
 const char* name_of(DType dtype);
 std::string name_of(Device device);
@@ -194,7 +195,7 @@ template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void type_error(const char* name, const Words&... expected) {
   raise_type_error(words(name, ": expected ", expected...));
 }
-// Raises a TypeError about an argument. What to do about it, as _cures.of says, ends the message.
+// Raises a TypeError about an argument. The remedy, as _cures.of gives it, ends the message.
 [[noreturn]] void cured_type_error(nb::handle object, const char* name, const std::string& said);
 template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {

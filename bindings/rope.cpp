@@ -43,7 +43,7 @@ struct HeadsArgument {
   std::int64_t head_dim = 0;
 };
 
-// Merges the token dimensions of several arrays into two: an outer and an inner one.
+// Merges the token dimensions of several arrays into two: an outer and an inner index.
 class Tokens {
  public:
   explicit Tokens(const Sizes& sizes) : sizes_(sizes) {}

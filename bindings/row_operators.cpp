@@ -29,7 +29,7 @@ const Array& read_ids(Frame* frame, nb::handle object, EmbeddingTokens* to) {
   return ids;
 }
 
-// Reads the vocabulary of a table of num_rows rows. It returns padding_idx, or -1 for None.
+// Reads the vocabulary of a table of num_rows rows. The function returns padding_idx, or -1 for None.
 std::int64_t read_vocabulary(nb::handle vocab_start, nb::handle vocab_size, nb::handle padding_idx, const char* table,
                              EmbeddingTokens* to) {
   require(to->num_rows < INT32_MAX, table, "fewer than 2^31 - 1 rows, got ", to->num_rows);
@@ -120,7 +120,7 @@ void read_more(Frame* frame, nb::handle object, const char* name, const RowsArgu
   more.put(data, rows);
 }
 
-// Returns y, or (y, new_residual or None, rstd or None) if one of the latter two is wanted.
+// Returns y, or (y, new_residual or None, rstd or None) if new_residual or rstd is wanted.
 RLK_EAGER_FUNCTION(rms_norm, 3, (x, weight, residual, eps, weight_offset), bool round_before_weight, bool return_rstd) {
   const RowsArgument a(frame, x, "x");
   require_columns_below(a, 31);

@@ -20,7 +20,7 @@ std::int64_t read_vocab_size(nb::handle given) {
 }
 
 // Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size is None, or the
-// size of the vocabulary whose columns they are.
+// size of the vocabulary to which these columns belong.
 template <class Params>
 const Array& read_logits(Frame* frame, nb::handle given, Params* p, nb::handle vocab_size = nb::none(),
                          const char* name = "logits") {
@@ -74,7 +74,7 @@ void read_valid_vocab(nb::handle given, SampleParams* p) {
 }
 
 // Reads the arguments for drawing each row: arrays with one element per row, or numbers for all rows. `allowed` has a
-// bit for each column. It may be None, and so may top_p.
+// bit for each column. `allowed` and top_p may be None.
 void read_drawn_rows(Frame* frame, const nb::tuple& rows, int exp, SampleParams* p) {
   p->exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const auto [seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed] = entries<9>(rows);
@@ -119,7 +119,8 @@ void read_edits(Frame* frame, const nb::tuple& given, ProcessLogitsParams* p) {
   p->repetition = rows.numbers(repetition, "repetition_penalty");
   p->presence = rows.numbers(presence, "presence_penalty");
   p->frequency = rows.numbers(frequency, "frequency_penalty");
-  // Reads one contiguous array of a CSR, or nothing. It has `size` elements, or any number if `size` is negative.
+  // Reads one contiguous array of a CSR, or nothing. The array has `size` elements, or any number if `size` is
+  // negative.
   const auto list = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
     VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "");
     if (found.array()) require_columns(*found.array());
@@ -150,7 +151,7 @@ RLK_FUNCTION(process_logits, (logits), nb::tuple edits, int order, nb::handle vo
       .run(rlk::process_logits, p);
 }
 
-// The parts of rule 5 that columns [start, start + columns) make up; none if no column is valid.
+// The parts of rule 5 that columns [start, start + columns) make up; no part if no column is valid.
 PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start, std::int64_t columns) {
   if (columns == 0 || start >= valid_vocab) return {};
   const PartRange parts = parts_of_columns(vocab_size, valid_vocab, start, columns);

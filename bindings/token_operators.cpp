@@ -152,8 +152,7 @@ RLK_FUNCTION(importance_weights, (logprob, rollout_logprob, mask, cu_seqlens, sp
       .run(rlk::importance_weights, &p, importance_weights_workspace_bytes);
 }
 
-// Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), as far as they are
-// wanted.
+// Returns (kl, None, None). With d_kl it returns (None, d_logprob, d_importance_weight or None), each None if unwanted.
 RLK_FUNCTION(kl, (logprob, ref_logprob, weight, mask, d_kl), int estimator, bool straight_through, int weight_kind,
              double input_limit, double limit, bool return_d_logprob, bool return_d_importance_weight) {
   TokenArguments tokens(frame, logprob, "logprob", nb::none());
@@ -194,7 +193,7 @@ RLK_FUNCTION(mismatch_metrics, (logprob_train, logprob_rollout, mask, cu_seqlens
       .run(rlk::mismatch_metrics, &p, mismatch_metrics_workspace_bytes);
 }
 
-// Returns (advantages, returns). The caller gives either offsets or a size; the missing one is None or 0.
+// Returns (advantages, returns). The caller gives either offsets or a size; the missing argument is None or 0.
 RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importance, cu_seqlens, group_offsets),
              std::int64_t group_size, bool zero_tail, nb::handle eps) {
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);

@@ -56,7 +56,7 @@ class Forward {
   }
 
  private:
-  // A row is one head of a query. The heads of a query are neighbouring rows, since they see the same keys.
+  // A row is one head of a query. The heads of a query are neighbouring rows, since these rows see the same keys.
   struct Row {
     AttentionReference reference;
     float chains[kAttentionChains] = {};
@@ -140,7 +140,7 @@ class Forward {
   }
 
   // A matrix unit multiplies values that a row does not see by +0, so these must be loaded. This loads all values of
-  // the block that are in use, for any queries of the task. It loads +0 for the others.
+  // the block that are in use, for any queries of the task. It loads +0 for all other keys.
   void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);
@@ -149,7 +149,7 @@ class Forward {
     }
   }
 
-  // Ends the split that holds the last of the first `keys` keys.
+  // Ends the split that holds key `keys` - 1.
   void end_split(const AttentionTasks::Task& task, const AttentionSpan& span, AttentionRange queries,
                  std::int64_t keys) {
     const std::int64_t num_rows = (queries.last - queries.first) * group_;

@@ -1,4 +1,4 @@
-// CPU backend of attention_merge. It takes one row and head at a time, with columns in lanes.
+// CPU backend of attention_merge. The merge takes one row and head at a time, with columns in lanes.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -27,7 +27,7 @@ class AttentionMma {
   // row does not see, or whose weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                   std::int64_t columns, float* sums);
-  // Likewise, with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
+  // accumulate() with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
   // which it sees a key. A GPU's backward may also take other steps, with the weight +0, depending on its tiles.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        std::int64_t columns, float* sums);

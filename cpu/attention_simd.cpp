@@ -1,5 +1,5 @@
 // Inner loops of attention, compiled once per instruction set. Scores have one key per lane, sums one column per lane.
-// Both keep a tile of rows times vectors in registers while their chains ascend.
+// Both loops keep a tile of rows times vectors in registers while their chains ascend.
 #include "attention_simd.h"
 
 #include <type_traits>
@@ -207,7 +207,7 @@ RLK_HD bool gradients_of(float* products, float* dp, AttentionColumns sees, Atte
     const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), backward_probability<kExp>(t));
     Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
     if (kCaps) ds = mul_rn(ds, slope);
-    // The + 0 turns a product of -0 into +0, which is not kNothing. It changes only the sign of a zero sum.
+    // The + 0 turns a product of -0 into +0, which is not kNothing. This addition changes only the sign of a zero sum.
     holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
     store_weights<T>(products + j, contributes, in, p);
   }

@@ -1,5 +1,6 @@
 // The inner loops of attention, one copy per instruction set (attention_simd.cpp). Tiles are fp32 in the caller's
-// memory. Their rows have `kTileKeys` columns, or `columns` of them: a head padded with +0 to a multiple of kColumns.
+// memory. Their rows have `kTileKeys` columns, or only the first `columns`: a head padded with +0 to a multiple of
+// kColumns.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +59,7 @@ struct AttentionLanes {
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };
 
-// Marks an addend that a chain leaves out: the bits of -0, which no probability has. As an addend it would change only
+// Marks an addend that a chain leaves out: the bits of -0, which no probability has. As an addend -0 would change only
 // the sign of a zero sum.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 

@@ -73,7 +73,7 @@ class AttentionReader {
   std::int64_t offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j);
 
   const AttentionTree<AttentionInput>& p_;
-  // Tokens of the keys in one block of a segment's path; one walk along the path looks up all of them.
+  // Tokens of the keys in one block of a segment's path; one walk along the path looks up all these tokens.
   std::vector<std::int64_t> tokens_;
   std::int64_t segment_ = -1, block_ = -1;
 

@@ -1,4 +1,4 @@
-// CPU backend of elementwise operators: checks a call and spreads rows, or parts of them, over threads.
+// CPU backend of elementwise operators: checks a call and spreads rows, or parts of rows, over threads.
 #include <algorithm>
 
 #include "elementwise_simd.h"

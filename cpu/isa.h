@@ -1,5 +1,5 @@
-// The instruction set that the CPU backend's inner loops use. All instruction sets give the same bits; they differ in
-// speed.
+// The instruction set that the CPU backend's inner loops use. All instruction sets give the same bits; the sets differ
+// in speed.
 #pragma once
 
 namespace rlk::cpu {
@@ -15,9 +15,9 @@ constexpr Isa kIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
 const char* isa_name(Isa isa);  // "baseline", "avx2", "avx512": also the values of the environment variable RLK_CPU_ISA
 bool isa_supported(Isa isa);    // whether this CPU, its operating system and this build support it
 
-// The instruction set in use: set_isa chose it, else RLK_CPU_ISA, else it is the last supported one of kIsas. An
+// The instruction set in use: set_isa's choice, else that of RLK_CPU_ISA, else the last supported entry of kIsas. An
 // invalid RLK_CPU_ISA throws InvalidArgument in every call until set_isa.
 Isa isa();
-void set_isa(Isa isa);  // InvalidArgument if it is not supported
+void set_isa(Isa isa);  // InvalidArgument if the CPU does not support `isa`
 
 }  // namespace rlk::cpu

@@ -18,9 +18,9 @@ namespace rlk::cpu {
 namespace {
 
 constexpr std::int64_t kBiasColumns = 128;     // columns per task: four cache lines of a row
-constexpr std::int64_t kBiasElements = 65536;  // smaller tasks cost more to wake a thread for than they save
+constexpr std::int64_t kBiasElements = 65536;  // with less, waking a thread costs more than the task saves
 constexpr std::int64_t kTreeElements = 32768;
-constexpr std::int64_t kTreeColumns = 1024;  // columns between the tree and its bias; they stay in L1
+constexpr std::int64_t kTreeColumns = 1024;  // columns between the tree and its bias; these columns stay in L1
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 
 const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }

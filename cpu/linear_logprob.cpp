@@ -1,4 +1,4 @@
-// CPU backend of linear_logprob: removes rows that are not scored. linear and logprob do the rest.
+// CPU backend of linear_logprob: removes rows that are not scored. linear and logprob compute everything else.
 #include <cstring>
 
 #include "kernels/vocabulary/scored_rows.h"

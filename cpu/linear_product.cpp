@@ -1,7 +1,7 @@
-// A thread takes one block of outputs after another, and carries its sums over the whole contraction index. The thread
-// packs the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and
-// uses this panel at once, from L1, for all of these rows. With few rows it walks along B's rows instead. No thread
-// needs panels of another thread.
+// A thread takes blocks of outputs one by one, and carries its sums over the whole contraction index. The thread packs
+// the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and uses
+// the panel from L1 for all these rows. With few rows the product walks along B's rows instead. No thread needs panels
+// of another thread.
 #include "linear_product.h"
 
 #include <algorithm>

@@ -25,9 +25,9 @@ struct LinearProduct {
   LinearUnit unit;
   LinearOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;
-  bool tree;  // adds segments by the tree of rule 2, for a power of two of them; otherwise in ascending order
+  bool tree;  // adds segments by the tree of rule 2, for a power of two of segments; otherwise in ascending order
   // Writes the initial values to sums[0, count). Without a tree, the segments are added to these values in turn. If the
-  // product `continues`, the chains of its single segment start from them. `load` may be empty.
+  // product `continues`, the chains of its single segment start from the sums so far. `load` may be empty.
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, float* sums)> load;
   std::function<void(std::int64_t i, std::int64_t first, std::int64_t count, const float* sums)> store;
   bool continues = false;

@@ -122,7 +122,7 @@ void multiply(const LinearTile& t) {
 template <class T>
 constexpr int kBytes = sizeof(typename T::Storage);
 
-// The first `count` of kLanes elements; the others are +0.
+// The first `count` of kLanes elements; the other elements are +0.
 template <class T>
 RLK_HD Floats load_some(const unsigned char* p, int count) {
   alignas(64) unsigned char padded[kLanes * kBytes<T>] = {};

@@ -1,5 +1,5 @@
 // The inner loops of linear, one copy per instruction set (linear_simd.cpp). Operands are packed into fp32 panels of at
-// most kPanelK contraction indices. A tile of outputs is one panel of A times one of B. Lanes hold outputs.
+// most kPanelK contraction indices. A tile of outputs is one panel of A times one panel of B. Lanes hold outputs.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct LinearUnit {
   DType dtype;
 };
 
-// Outputs of `rows` rows and tile_columns columns: sums += a . b over k indices, continuing the earlier ones.
+// Outputs of `rows` rows and tile_columns columns: sums += a . b over k indices, continuing the earlier sums.
 struct LinearTile {
   LinearUnit unit;
   const float* a;                   // [rows, kPanelStride]
@@ -40,7 +40,7 @@ struct LinearTile {
 };
 
 struct LinearLanes {
-  int tile_rows;     // a multiple of these is fastest
+  int tile_rows;     // a multiple of this number of rows is fastest
   int tile_columns;  // columns of a B panel
   // panel[r * stride + i] = rows[r][i], and panel[i * stride + r] = rows[r][i].
   void (*pack_rows)(const LinearRows& source, float* panel, std::int64_t stride);

@@ -115,7 +115,7 @@ struct Run {
   std::int64_t first, columns;
 };
 
-// Columns of part `part` that are in memory, without those past valid_vocab.
+// Columns of part `part` that are in memory, without columns past valid_vocab.
 Run run_of_part(const LogprobInput& p, int part) {
   const std::int64_t begin = std::max(part_cut(p.vocab_size, part), p.vocab_start);
   const std::int64_t end = std::min({part_cut(p.vocab_size, part + 1), p.vocab_start + p.num_columns, p.valid_vocab});

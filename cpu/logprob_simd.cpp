@@ -1,7 +1,7 @@
 // Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
-// and smallest logit of every leaf. The second pass, from L1, computes a leaf's eight chains in eight lanes. With
-// sixteen lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane.
-// Memory bounds the kernels with AVX-512 and bf16; otherwise the exponential does.
+// and smallest logit of every leaf. The second pass, from L1, computes each leaf's eight chains in eight lanes. With
+// sixteen lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane. Memory bounds
+// the kernels with AVX-512 and bf16; otherwise the exponential does.
 #include "logprob_simd.h"
 
 #include "rlk/math/exp2.h"
@@ -54,8 +54,8 @@ RLK_HD V smaller(V a, V b) {
 }
 
 // Extremes of bit patterns, read as signed and as unsigned numbers. Patterns of positive floats ascend with the value;
-// those of negative floats descend. So three extremes give the largest and the smallest value, and find a NaN of either
-// sign.
+// patterns of negative floats descend. Three extremes therefore give the largest and the smallest value, and find a NaN
+// of either sign.
 struct Extremes {
   Vector<std::int32_t> most_signed;
   Vector<std::uint32_t> most, least;
@@ -127,7 +127,7 @@ RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned c
 #endif
 }
 
-// values[k] in the lanes of leaf k, values[k + 8] in those of leaf k + 8.
+// values[k] in the lanes of leaf k, values[k + 8] in the lanes of leaf k + 8.
 RLK_HD Floats splat_pair(const float* values, int k) {
 #if defined(__AVX512F__)
   const __m128 upper = _mm_load_ss(values + k + kPairs);
@@ -243,9 +243,9 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
   return {n.m.v[0], n.S.v[0], n.E.v[0], n.Q.v[0]};
 }
 
-// Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; the others are MissingLeaf. `next` is
-// the start of the next block, or any other address. It is prefetched while sums keep the core busy; otherwise the
-// search for extremes would wait for memory.
+// Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; all other leaves are MissingLeaf.
+// `next` is the start of the next block, or any other address. This address is prefetched while sums keep the core
+// busy; otherwise the search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
 __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,
                                                    const unsigned char* next, float c_of_row) {

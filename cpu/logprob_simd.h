@@ -10,12 +10,12 @@
 
 namespace rlk::cpu {
 
-// A row as the inner loops use it. Columns count from the first one in memory.
+// A row as the inner loops use it. Columns count from the first column in memory.
 struct LogprobRow {
   const unsigned char* logits;  // dtype, any alignment
   DType dtype;
   Exp exp;
-  bool moments;  // whether E and Q are wanted; otherwise they are 0
+  bool moments;  // whether E and Q are wanted; unwanted moments are 0
   float c;       // log2e / T
   float logit_scale, softcap, inverse_softcap;
 };

@@ -23,7 +23,7 @@ struct WhitenTokens {
 // Sums over the tokens that count.
 struct WhitenSums {
   std::int64_t n;
-  float sum, least, largest;  // the last two leave NaNs out
+  float sum, least, largest;  // least and largest leave NaNs out
 };
 
 struct MaskedWhitenLanes {

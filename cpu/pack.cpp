@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 1 << 17;  // smaller tasks cost more to wake a thread for than they save
+constexpr std::int64_t kTaskBytes = 1 << 17;  // with less, waking a thread costs more than the task saves
 
 std::int64_t length_at(const PackLayoutParams& p, std::int64_t i) {
   if (p.lengths_dtype == DType::kInt64) return static_cast<const std::int64_t*>(p.lengths)[i];
@@ -48,7 +48,7 @@ class Row {
   }
 
  private:
-  // The token's position, or -1 where it has none.
+  // The token's position, or -1 for a token without a position.
   std::int64_t at(std::int64_t t) const {
     const std::int64_t position = positions_ == nullptr ? t : positions_[t];
     return position >= 0 && position < length_ ? position : -1;

@@ -18,7 +18,7 @@ namespace {
 
 const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_simd); }
 
-constexpr std::int64_t kTaskPairs = 512;  // smaller tasks cost more to wake a thread for than they save
+constexpr std::int64_t kTaskPairs = 512;  // with less, waking a thread costs more than the task saves
 
 void rank(const PreferenceLossParams& p) {
   for (int which = 0; which < 2; ++which) {

@@ -22,7 +22,7 @@ constexpr std::int64_t kGroups = kRmsNormBlock / kRmsNormGroupRows;
 
 const RmsNormLanes& lanes() { return RLK_CPU_LANES_IN_USE(rms_norm_simd); }
 
-// The weight as a factor, offset included; empty if there is none.
+// The weight as a factor, offset included; empty without a weight.
 template <class Params>
 std::vector<float> weight_of(const Params& p) {
   if (p.weight == nullptr) return {};
@@ -46,7 +46,7 @@ class Backward {
       const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
       // Makes one pass over memory if there are enough groups for all threads. Otherwise it makes one pass over rows,
-      // then one over columns of groups.
+      // then one pass over columns of groups.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
         run_groups(block, rows, groups.data());
       } else {
@@ -118,7 +118,7 @@ class Backward {
     });
   }
 
-  // A block's tree over its groups. It is added to the total, or becomes the total for the first block.
+  // A block's tree over its groups. The tree's sum is added to the total, or becomes the total for the first block.
   void fold(float* groups, std::int64_t num_groups, bool is_first, float* total) const {
     const std::int64_t slices = (p_.columns + kFoldColumns - 1) / kFoldColumns;
     const std::int64_t grain = std::max<std::int64_t>(kTaskElements / (num_groups * kFoldColumns), 1);

@@ -81,7 +81,7 @@ RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
     columns[j + 4].v = odd_quarters(w[j], w[j + 4]);
   }
 }
-// The lane within a block that is in lane l of a vector.
+// The contract's lane, within a block, that lane l of a vector holds.
 constexpr int lane_in_block(int l) { return kLanes == 8 ? l : l < 8 ? 2 * l : 2 * (l - 8) + 1; }
 
 // Sum of a[i] * b[i] in the contract's order: each lane is a chain of fma(a[i], b[i], s).

@@ -9,7 +9,7 @@
 
 namespace rlk::cpu {
 
-// The scratch of a row has padded_columns floats; those past its columns are +0.
+// The scratch of a row has padded_columns floats; floats past its columns are +0.
 constexpr std::int64_t kRmsNormPadding = 128;  // eight columns of each lane of the widest vector
 inline __attribute__((always_inline)) std::int64_t padded_columns(std::int64_t columns) {
   return (columns + kRmsNormPadding - 1) / kRmsNormPadding * kRmsNormPadding;
@@ -36,7 +36,7 @@ struct RmsNormBackwardRow {
   bool round_before_weight;
   float rstd;
   float *g, *xhat;  // scratch
-  float* sums;      // [columns]: dweight's chains, which are continued; null if they are not wanted here
+  float* sums;      // [columns]: dweight's chains, which are continued; null if not wanted here
 };
 
 struct RmsNormLanes {

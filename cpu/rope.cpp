@@ -1,5 +1,5 @@
-// CPU backend of rope. It checks the ids, then spreads tokens over threads. The angles of a token serve all of its
-// heads.
+// CPU backend of rope. The operator checks the ids, then spreads tokens over threads. The angles of a token serve all
+// of its heads.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = 16384;  // smaller tasks cost more to wake a thread for than they save
+constexpr std::int64_t kTaskElements = 16384;  // with less, waking a thread costs more than the task saves
 
 const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_simd); }
 
@@ -78,7 +78,7 @@ class Angles {
   }
 
  private:
-  // The first or the second elements of the pairs, in pair order.
+  // The first or second elements of all pairs, in pair order.
   const float* half(const float* columns, int which, float* to) const {
     if (!p_.interleaved) return columns + which * pairs_;
     for (std::int64_t i = 0; i < pairs_; ++i) to[i] = columns[2 * i + which];

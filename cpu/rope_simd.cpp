@@ -55,7 +55,7 @@ RLK_HD void rotate_row(const RopeRow& row) {
     const int count = row.pairs - i < kLanes ? static_cast<int>(row.pairs - i) : kLanes;
     const RopeAngle<Floats> angle = {load_floats(row.cos_a + i, count), load_floats(row.sin_a + i, count),
                                      load_floats(row.cos_b + i, count), load_floats(row.sin_b + i, count)};
-    // The first vector has the first interleaved pairs; with few pairs it has all of them.
+    // The first vector has the first interleaved pairs; with few pairs it has all pairs.
     const int first = kInterleaved ? (2 * count < kLanes ? 2 * count : kLanes) : count;
     const int second = kInterleaved ? 2 * count - first : count;
     const std::int64_t at_a = (kInterleaved ? 2 * i : i) * kBytes<T>;

@@ -15,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 65536;  // smaller tasks cost more to wake a thread for than they save
+constexpr std::int64_t kTaskTokens = 65536;  // with less, waking a thread costs more than the task saves
 
 struct OfBf16 {
   using Storage = std::uint16_t;

@@ -1,5 +1,5 @@
-// Vectors of floats for files that CMake compiles once per instruction set. They have the functions of math/ieee.h, so
-// the templates of math/ run on them.
+// Vectors of floats for files that CMake compiles once per instruction set. The vectors have the functions of
+// math/ieee.h, so the templates of math/ run on them.
 //
 // Such a file defines RLK_CPU_ISA (baseline, avx2, avx512) and lives in namespace rlk::cpu::RLK_CPU_ISA. It must not
 // emit an inline function that another file may emit too: the linker keeps one copy, and that copy would run on CPUs

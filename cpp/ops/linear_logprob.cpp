@@ -116,8 +116,8 @@ bool is_fused(const LinearLogprobParams& p, int device) {
   return p.largest == nullptr && p.label_smoothing == 0.0f && cuda::fuses_linear_logprob(p, device);
 }
 
-// A fused forward reads rows with one stride that are 16-byte aligned. It copies other layouts, such as hidden[:, :-1],
-// this many rows at a time.
+// A fused forward reads rows with one stride that are 16-byte aligned. linear_logprob copies other layouts, such as
+// hidden[:, :-1], this many rows at a time.
 constexpr std::int64_t kMostCopies = 8192;
 
 LinearLogprobParams of_copies(const LinearLogprobParams& p, std::int64_t row, std::int64_t rows, void* hidden) {

@@ -28,10 +28,10 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 
 // Computes the gradients for one block of tokens (rule 9) and one chunk of the vocabulary at a time. Usually the outer
 // loop is over blocks, and workspace holds float32 sums of dhidden for one block. dweight accumulates in place if it is
-// float32 or there is one block. Otherwise it needs float32 sums, too. If these would take more memory than sums of
-// dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. The sums of LoRA's gradients
-// come last. Fused gradients of logits skip groups of rows without a scored row. A block then holds hidden states,
-// gradients and sums of dhidden of the other groups, followed by zeros.
+// float32 or there is one block. Otherwise dweight needs float32 sums, too. If these would take more memory than sums
+// of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. The sums of LoRA's
+// gradients come last. Fused gradients of logits skip groups of rows without a scored row. A block then holds hidden
+// states, gradients and sums of dhidden of the other groups, followed by zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
@@ -70,7 +70,7 @@ class Backward {
     bytes_ = pieces.used();
   }
   std::int64_t bytes() const { return bytes_; }
-  // Bytes of float32 sums beyond those of one block of tokens.
+  // Bytes of float32 sums beyond the sums of one block of tokens.
   std::int64_t sum_bytes() const {
     if (!sums_dweight_) return 0;
     const std::int64_t of_dhidden = dhidden_ == nullptr ? 0 : aligned(p_.num_rows * features() * 4);
@@ -261,7 +261,7 @@ class Backward {
     return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), dtype, device_, stream_);
   }
 
-  // Adds the chunk's part to the sums of v. With the last chunk it computes v from these sums.
+  // Adds the chunk's part to the sums of v. With the last chunk the function computes v from these sums.
   void compute_v() {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);
@@ -427,7 +427,8 @@ Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
 }  // namespace
 
 WorkspaceRange gradients_workspace(const LinearLogprobBackwardParams& p, Device device) {
-  // A chunk of all columns needs no sums of dhidden, so it may take less memory than a narrow chunk with these sums.
+  // A chunk of all columns needs no sums of dhidden, so such a chunk may take less memory than a narrow chunk with
+  // sums.
   const Backward narrow(p, {std::min(p.num_columns, kLeastColumns)}, device, nullptr);
   const std::int64_t most = backward_bytes(p, {widest_chunk(p)}, device);
   const std::int64_t least = std::min(narrow.bytes(), most);

@@ -20,8 +20,8 @@ struct Columns {
   std::int64_t first, count;
 };
 
-// The columns of this shard's parts. The last part also gets the rest: columns past the canonical vocabulary are
-// padding.
+// The columns of this shard's parts. The last part also gets the remaining columns: columns past the canonical
+// vocabulary are padding.
 std::vector<Columns> columns_of_parts(const LinearLogprobBackwardParams& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "linear_logprob_backward: with dh_segments a shard is whole parts of the vocabulary");

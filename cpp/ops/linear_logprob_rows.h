@@ -12,7 +12,7 @@ namespace rlk {
 constexpr std::int64_t kRowsOfLogits = 1024;  // rows held in float32 at a time if gradients or logits have 16 bits
 
 // Copies rows [row, row + rows) of the hidden states to contiguous memory; a row that is not scored becomes zeros. With
-// `groups`, the groups that have a scored row come first and zeros fill the rest.
+// `groups`, the groups that have a scored row come first and zeros fill the remaining rows.
 void copy_scored(const LogprobInput& p, const Head& head, std::int64_t row, std::int64_t rows,
                  const ScoredGroups* groups, void* to, Device device, Stream stream);
 // The reverse: scatters contiguous rows of gradients (with `groups` as above) to rows [row, row + rows) of `to`. `to`
@@ -42,7 +42,7 @@ struct LoraRows {
   void compute(Head head, const void* hidden, std::int64_t rows, Device device, Stream stream) const;
 };
 
-// Whether logits are float32 sums before they are rounded to another type.
+// Whether logits are float32 sums that are then rounded to another type.
 inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }

@@ -17,7 +17,7 @@ MismatchMetricsParams ratio_metrics(const PolicyLossParams& p) {
   m.mask = p.mask;
   m.limit = kRatioMetricsLimit;
   m.metrics = p.ratio_metrics;
-  m.workspace = p.workspace;  // free once the loss is done
+  m.workspace = p.workspace;  // the loss no longer needs this memory
   return m;
 }
 

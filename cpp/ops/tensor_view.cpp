@@ -16,7 +16,8 @@ bool TensorView::is_contiguous() const {
 }
 
 std::optional<RowLayout> row_layout(const TensorView& view, std::int32_t dims) {
-  // Pairs (size, stride) from the innermost row dimension outwards. Two neighbours merge if one continues the other.
+  // Pairs (size, stride) from the innermost row dimension outwards. Two neighbouring dimensions merge if one continues
+  // the other.
   std::pair<std::int64_t, std::int64_t> merged[2] = {{1, 0}, {1, 0}};
   int levels = 0;
   for (std::int32_t i = dims - 1; i >= 0; --i) {

@@ -9,7 +9,7 @@
 
 namespace rlk::cpu::RLK_CPU_ISA {
 
-// Writes -1 where a token counts, else 0, for whole vectors.
+// Writes -1 for a token that counts, else 0, for whole vectors.
 RLK_HD void load_mask(const TokenMask& mask, std::int64_t at, int count, std::int32_t* to) {
   with_flag_bytes(mask, [&](auto bytes) {
     const FlagsFrom<decltype(bytes)::value> flags(mask, at);
@@ -42,7 +42,7 @@ RLK_HD Floats pair_sums(Floats a, Floats b) {
 #endif
   return {even + odd};
 }
-// The perfect binary tree over `count` vectors; they are overwritten.
+// The perfect binary tree over `count` vectors; the vectors are overwritten.
 RLK_HD float tree_over(float* values, int count) {
   const Floats zero = broadcast<Floats>(0.0f);
   if (count == 0) return 0.0f;

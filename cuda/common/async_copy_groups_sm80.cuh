@@ -1,4 +1,4 @@
-// cp.async in groups: a ring of stages waits for its oldest group while the others are in flight.
+// cp.async in groups: a ring of stages waits for its oldest group while the other groups are in flight.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ __device__ __forceinline__ void copy_async_16_or_less(std::uint32_t shared, cons
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
-// Makes a group of this thread's copies since its last group. The group is empty if there are none.
+// Makes a group of this thread's copies since its last group. Without copies the group is empty.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>
@@ -19,7 +19,7 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Waits until at most the latest `pending` of this thread's groups are in flight. `pending` is 1 ... kMost. The
-// instruction needs a constant, so the branches below choose one.
+// instruction needs a constant, so the branches below choose a constant.
 template <int kMost>
 __device__ __forceinline__ void copy_async_wait_at_most(int pending) {
   if constexpr (kMost > 1) {

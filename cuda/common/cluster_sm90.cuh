@@ -30,7 +30,8 @@ __device__ __forceinline__ void store_remote_16(std::uint32_t remote, uint4 x) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
-// Stores 16 bytes at `remote` and counts them at `remote_barrier`. Both lie in the shared memory of one block.
+// Stores 16 bytes at `remote` and counts them at `remote_barrier`. Data and barrier lie in the shared memory of one
+// block.
 __device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,
                                                std::uint32_t remote_barrier) {
   asm volatile(

@@ -8,8 +8,8 @@
 namespace rlk::cuda {
 
 // Rows of tiles in a wave, out of `row_tiles`; a tile has tile_rows by tile_columns. A nearly square wave reads the
-// fewest rows of operands. If a wave consists of whole columns of tiles, every block keeps its rows from one wave to
-// the next. This took 1 % less energy, and therefore 1 % less time, at 8192 x 128256 x 4096 (README of linear).
+// fewest rows of operands. If a wave consists of whole columns of tiles, every block keeps its rows in the next wave.
+// This took 1 % less energy, and therefore 1 % less time, at 8192 x 128256 x 4096 (README of linear).
 RLK_HD int wave_height(int blocks, int row_tiles, int tile_rows, int tile_columns) {
   const double square = std::sqrt(static_cast<double>(blocks) * tile_columns / tile_rows);
   const int most = square < 1 ? 1 : static_cast<int>(square);

@@ -1,5 +1,5 @@
 // Programmatic dependent launch (compute capability 9.0): a kernel begins while the previous kernel of its stream still
-// runs. It waits before it uses that kernel's results.
+// runs. The kernel waits before it uses the previous kernel's results.
 #pragma once
 
 #include "launch.h"

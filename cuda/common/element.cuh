@@ -30,7 +30,7 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
-  // Products that are rounded once. They equal bf16_rn of the fp32 products (tests/cpp/test_math.cpp).
+  // Products that are rounded once. These products equal bf16_rn of the fp32 products (tests/cpp/test_math.cpp).
   static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
 #if __CUDA_ARCH__ >= 900
@@ -169,7 +169,7 @@ struct Vec8 {
   }
 };
 
-// Largest and smallest of some values; the largest is NaN if any of them is.
+// Largest and smallest of some values; the largest is NaN if any value is.
 struct Range {
   float largest, smallest;
 };

@@ -1,4 +1,4 @@
-// Elements of an array whose type is a run-time argument. Fp32 keeps its bits, NaN too.
+// Elements of an array whose type is a run-time argument. Fp32 keeps its bits, even of a NaN.
 #pragma once
 
 #include <cstdint>

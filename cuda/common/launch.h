@@ -16,7 +16,8 @@ inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// Makes `device` current for the scope: a launch goes to the device of its arguments, not to the caller's current one.
+// Makes `device` current for the scope: a launch goes to the device of its arguments, not to the caller's current
+// device.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {

@@ -1,7 +1,7 @@
 // Concurrent blocks that multiply neighbouring tiles load the same operands. Lines that the blocks request together are
-// read once. A late request reads them again, which costs energy and, at the power limit, time. A block that fell
-// behind never catches up, since all blocks multiply equally fast. So the blocks' loaders wait for each other now and
-// then. The wait changes only the time at which a stage is requested.
+// read once. A late request reads the tiles again, which costs energy and, at the power limit, time. A block that fell
+// behind never catches up, since all blocks multiply equally fast. The blocks' loaders therefore sometimes wait for
+// each other. The wait changes only the time at which a stage is requested.
 #pragma once
 
 #include "rlk/base.h"
@@ -13,7 +13,7 @@ __device__ unsigned arrived_loaders;
 constexpr unsigned kLoaderRound = 1024;  // one round adds this much; a launch has fewer blocks
 
 // A full ring of stages lasts this long, so products continue during the wait. A block may be absent because another
-// kernel has its multiprocessor. Then the wait ends after this time.
+// kernel has its multiprocessor. A wait for an absent block ends after this time.
 constexpr unsigned kMostWaitCycles = 4000;
 
 __device__ __forceinline__ unsigned cycle() {

@@ -33,7 +33,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
 }
 
 // Loads four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8. A lane receives
-// elements 2t and 2t + 1 of row g of each matrix. With kTransposed it receives element g of rows 2t and 2t + 1.
+// elements 2t and 2t + 1 of row g of each matrix. With kTransposed the lane receives element g of rows 2t and 2t + 1.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices_4(std::uint32_t (&r)[4], std::uint32_t shared) {
   if constexpr (kTransposed) {

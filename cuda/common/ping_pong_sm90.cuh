@@ -1,6 +1,6 @@
-// The main loop of two warpgroups that alternate, each with a tile of its own. While one warpgroup multiplies, the
-// other processes its sums. The processing is hidden if it takes less time than a tile's products. One ring of stages
-// serves both warpgroups.
+// The main loop of two warpgroups that alternate, each with its own tile. While one warpgroup multiplies, the other
+// processes its sums. The processing is hidden if it takes less time than a tile's products. One ring of stages serves
+// both warpgroups.
 #pragma once
 
 #include "tile_ring_sm90.cuh"
@@ -19,7 +19,7 @@ struct PingPongTile {
   static constexpr int kLoaderRegisters = 40, kRegisters = (504 - kLoaderRegisters) / kWarpgroups / 8 * 8;
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the warps of the one warpgroup that reads it
+  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the warps of the warpgroup that reads the stage
 };
 
 // Sums `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read. issued() tells the
@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
                                                  int steps, const Release& release, const Issued& issued) {
   float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
 #pragma unroll
-  // This ends the registers' live range at the previous tile.
+  // This loop ends the registers' live range at the previous tile.
   for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;
   int previous = 0;
 #pragma unroll 1

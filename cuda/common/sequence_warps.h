@@ -1,4 +1,4 @@
-// The number of warps that share a sequence. Each takes a chunk of 128 tokens at a time.
+// The number of warps that share a sequence. Each warp takes a chunk of 128 tokens at a time.
 #pragma once
 
 #include "rlk/tokens.h"

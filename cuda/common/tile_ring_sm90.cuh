@@ -1,5 +1,5 @@
 // The main loop of the sm_90 products. One or two warps load tiles of the operands into a ring of stages by TMA.
-// Warpgroups multiply them by wgmma.
+// Warpgroups multiply the tiles by wgmma.
 #pragma once
 
 #include "mbarrier_sm90.cuh"
@@ -15,7 +15,8 @@ constexpr int kLead = 3;  // stages
 // Named barriers. Warpgroup i has number 1 + i (store_boxes). Numbers 3 and 4 serve two warpgroups that take turns.
 constexpr int kTurnBarrier = 3;
 
-// A tile of one multiplying warpgroup. Both operands have contiguous contractions, and a stage is one box of each.
+// A tile of one multiplying warpgroup. Both operands have contiguous contractions, and a stage is one box of each
+// operand.
 // kOwnBytes: shared memory that a kernel takes beside the stages and their barriers.
 template <int kM, int kN, int kOwnBytes = 0>
 struct OneWarpgroupTile {
@@ -32,8 +33,8 @@ struct OneWarpgroupTile {
 // extent (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
 //
 // Turns: one warpgroup processes its sums while the other multiplies. Near the end of a product the first warpgroup
-// runs kLead stages ahead, and the second then catches up. The next product begins in the same way. Between these
-// phases both warpgroups keep step, so that the ring prefetches as far ahead as it can.
+// runs kLead stages ahead, and the second warpgroup then catches up. The next product begins in the same way. Between
+// these phases both warpgroups keep step, so that the ring prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
   std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
@@ -49,7 +50,7 @@ struct TileRing {
       b.load(to + Tile::kBytesA, first_b, first_k, barrier);
     });
   }
-  // Loads one operand; a separate warp loads the other. Both warps arrive at a stage's barrier.
+  // Loads one operand; a separate warp loads the other operand. Both warps arrive at a stage's barrier.
   template <bool kIsA, class Loaded>
   __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
     load_boxes(portion.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -73,13 +74,13 @@ struct TileRing {
 
   // Sums `steps` stages for 64 rows of A, from +0; with kContinues from the given sums. release(stage) tells the loader
   // that a stage was read. after(k) runs after step k. The first wgmma ignores the content of its accumulators. ptxas
-  // does not know that and keeps their registers from one call to the next. kClears frees them, for callers that need
-  // these registers.
+  // does not know that and keeps their registers from one call to the next. kClears frees the registers, for callers
+  // that need these registers.
   template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
-    float d[Tile::kBN / 2];  // separate array: wgmma's accumulators must not be touched while any of them is in flight
+    float d[Tile::kBN / 2];  // separate array: wgmma's accumulators must not be touched while any wgmma is in flight
     if constexpr (kClears) {
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;

@@ -1,5 +1,5 @@
-// TMA, the tensor memory accelerator of compute capability 9.0. It copies boxes of a tensor to the shared memory of one
-// or several blocks of a cluster, and back.
+// TMA, the tensor memory accelerator of compute capability 9.0. TMA copies boxes of a tensor to the shared memory of
+// one or several blocks of a cluster, and back.
 #pragma once
 
 #include <cuda.h>
@@ -8,8 +8,8 @@
 
 namespace rlk::cuda {
 
-// Elects one lane of a converged warp, in a way that the compiler recognises. With any other divergent branch it would
-// move every operand of a copy to uniform registers in a loop over lanes.
+// Elects one lane of a converged warp, in a way that the compiler recognises. With any other divergent branch the
+// compiler would move every operand of a copy to uniform registers in a loop over lanes.
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
@@ -110,7 +110,7 @@ __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* fro
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-// L2's policy for lines of a sum: evict-last while it grows, evict-first once it is complete.
+// L2's policy for lines of a sum: evict-last while the sum grows, evict-first once it is complete.
 __device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
   std::uint64_t kept, passing;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));

@@ -19,7 +19,7 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// A load that the compiler does not reorder with others, so that all of a thread's loads are in flight together.
+// A load that the compiler does not reorder with other loads, so that all of a thread's loads are in flight together.
 __device__ __forceinline__ uint4 load_in_order(const void* from) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
@@ -47,9 +47,9 @@ __device__ __forceinline__ uint4 load_in_order(const void* from, std::uint64_t p
 constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 
 // Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. No register
-// waits, so more bytes can be in flight than registers hold. It reads no value, so it may run before
-// wait_for_previous_kernel: that kernel's later writes reach the same L2. It does nothing where the hardware has no
-// bulk prefetch.
+// waits, so more bytes can be in flight than registers hold. The prefetch reads no value, so it may run before
+// wait_for_previous_kernel: that kernel's later writes reach the same L2. The prefetch does nothing where the hardware
+// has no bulk prefetch.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
                                                [[maybe_unused]] std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -101,7 +101,7 @@ __device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T
                  : "memory");
   }
 }
-// Rounded to nearest even; a NaN becomes the type's canonical one.
+// Rounded to nearest even; a NaN becomes the type's canonical NaN.
 template <class T>
 __device__ __forceinline__ Vec8<T> vec8_of(const float (&z)[kVec8]) {
   Vec8<T> x;

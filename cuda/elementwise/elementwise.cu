@@ -1,9 +1,9 @@
 // Kernels of elementwise operators. Bound by HBM: each input is read once, each output is written once.
 //
 // elementwise_kernel: a thread takes kVec8s times eight columns of a row, and their loads are in flight together.
-// elementwise_any_kernel: a thread takes eight single columns. It serves any width and any alignment.
-// A thread reads the elements that it will overwrite before it writes any, so an output may be an input.
-// All architectures share this source; each has its own machine code.
+// elementwise_any_kernel: a thread takes eight single columns. This form serves any width and any alignment. A thread
+// reads the elements that it will overwrite before it writes any, so an output may be an input. All architectures share
+// this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
@@ -44,7 +44,7 @@ template <class T>
 constexpr std::uint32_t kGateLimits = std::is_same_v<T, Bf16> ? 0xc2b0c2b0u : 0xd580d580u;
 static_assert(kGateLimit == 88.0f);
 
-// silu of 16-bit types. One instruction limits two columns, and one compares two.
+// silu of 16-bit types. One instruction limits two columns, and one instruction compares two.
 template <Activation kActivation, class T>
 requires(kActivation == Activation::kSilu &&
          T::kPacked) __device__ __forceinline__ Eight<T> activations(const InMemory<T>& gate) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>
   InMemory<T> in[kVec8s][kIn], out[kOut];
   const Storage* from[kIn];
   RowOffsets inputs(p, at.row);
-  // Offsets of a thread's vec8s from the first one, whose address it computes once.
+  // Offsets of a thread's vec8s from the first vec8, whose address it computes once.
   const int begin = kWhole ? at.first * kVec8 : 0;
   const auto offset = [&](int i) { return (kWhole ? i * kBlock : at.first + i * at.step) * kVec8; };
   for_each(kInputArrays,

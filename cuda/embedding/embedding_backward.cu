@@ -4,10 +4,11 @@
 // After sort.cuh, tokens are ordered by row. Several blocks share the sum of a frequent id:
 // embedding_runs_kernel: a block sums a long run, eight columns per thread, as 8 groups and the tree over them. A run
 // is
-//   long if a row has 16 tokens or more among 512 consecutive ones.
-// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each to its end. An item is a token or
-//   the sum of a long run. All items load at once, whichever rows they belong to. Partial sums that wait for a later
-//   group lie in shared memory, separately for each thread's columns. Further blocks write rows without a token.
+//   long if a row has 16 tokens or more among 512 consecutive tokens.
+// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each row to its end. An item is a token
+// or
+//   the sum of a long run. All items load at once, whatever their rows. Partial sums that wait for a later group lie in
+//   shared memory, separately for each thread's columns. Further blocks write rows without a token.
 // All architectures share this source; each has its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
@@ -26,7 +27,7 @@ static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 template <class T, bool kVector>
 constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows whose loads a thread has in flight
 
-// Partial sums of each thread's columns that wait in the tree for later ones.
+// Partial sums of each thread's columns that wait in the tree for later sums.
 template <int kLevels>
 struct Waiting {
   float4 sums[kLevels][2][kSumThreads];
@@ -136,8 +137,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     Row<T, kVector> rows[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // Past the end the last token is loaded again. Without a branch all loads are in flight before the first is
-      // waited for.
+      // Past the end the last token is loaded again. Without a branch all loads are in flight before the first wait.
       rows[i].load(dy + p.dy_rows.offset(tokens[min(begin + i, count - 1)]), columns);
     }
 #pragma unroll
@@ -241,8 +241,8 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
       items[threadIdx.x] = at < num_items ? w.items[at] : EmbeddingItem{kNone, 0, 0, 0};
     }
     __syncthreads();
-    // Items of this block: in the first window all except the end of an earlier row; after it, only items of the last
-    // row.
+    // Items of this block: in the first window, all items except the end of an earlier row; after it, only items of the
+    // last row.
     const auto is_mine = [&](const EmbeddingItem& item) {
       return item.row != kNone && item.row != before && (from == first || item.row == current);
     };

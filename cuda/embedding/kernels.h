@@ -1,5 +1,5 @@
-// Host entry points of the embedding kernels, one set per architecture, and the plans of each. All plans have the same
-// bits. embedding.cpp checks the arguments.
+// Host entry points of the embedding kernels, one set per architecture, and each kernel's plans. All plans have the
+// same bits. embedding.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -22,12 +22,12 @@ struct EmbeddingBackwardPlan {
 constexpr EmbeddingBackwardPlan kEmbeddingBackwardPlans[] = {{true}, {false}};
 bool serves(const EmbeddingBackwardPlan& plan, const EmbeddingBackwardParams& p);
 
-// The sort key of a token of the gradient. The upper half is its row, or num_rows if it has none; the lower half its
-// index.
+// The sort key of a token of the gradient. The upper half is its row, or num_rows without a row; the lower half is the
+// token's index.
 using EmbeddingKey = std::uint64_t;
 
-constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 consecutive ones, 8 groups
-constexpr int kEmbeddingLongRun = 16;   // tokens from which on a run is summed by blocks of its own
+constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 consecutive tokens, 8 groups
+constexpr int kEmbeddingLongRun = 16;   // runs of at least this many tokens get their own blocks
 constexpr int kEmbeddingDigitBits = 9;  // bits of the row index that one pass sorts by, at most
 constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
 constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
@@ -37,7 +37,7 @@ constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
 // A term of a row's sum: a token, or the sum of a long run.
 struct alignas(16) EmbeddingItem {
   std::uint32_t row, token;  // token: index of the token, or first of the 512 indices among which a long run lies
-  std::uint32_t slot;        // slot of a long run's sum; else kEmbeddingNoSlot
+  std::uint32_t slot;        // slot of a long run's sum, or kEmbeddingNoSlot
   std::uint32_t unused;
 };
 
@@ -45,7 +45,7 @@ struct alignas(16) EmbeddingItem {
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];       // [num_tokens] each
   EmbeddingItem* items;        // [num_tokens]
-  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: counts, then the first position of each
+  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: counts, then the first position of each digit
   std::uint32_t* item_counts;  // [item tiles]
   std::uint32_t* num_items;
   std::uint8_t* present;  // [num_rows]: 1 where a row has a token

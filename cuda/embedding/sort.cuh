@@ -6,9 +6,9 @@
 // embedding_begin_kernel: one block turns all counts, digit by digit, into positions for each tile's tokens of a digit.
 // embedding_scatter_kernel: a warp walks 256 keys in order, 32 at a time. match.any finds equal digits, which take
 //   positions in lane order. The last pass marks the rows that have a token.
-// Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one.
-// No result depends on the order in which blocks or warps run: the only atomics are integer sums. All architectures
-// share this source; each has its own machine code.
+// Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one
+// item item. No result depends on the order in which blocks or warps run: the only atomics are integer sums. All
+// architectures share this source; each has its own machine code.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// The sum of all lanes' values up to and with this lane's.
+// The sum of all lanes' values up to and including this lane's.
 __device__ __forceinline__ std::uint32_t sum_to_lane(std::uint32_t x) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

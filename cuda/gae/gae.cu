@@ -1,11 +1,11 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
 // Each block walks one sequence from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane. A
-// chunk needs two values of the later chunks: the value of their first token that counts, and x. Both go through shared
-// memory. Warps read the former and scan their chunks without x. Then each warp runs the short chain of x over the
-// chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count. If coefficients are
-// constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and only x is scanned.
-// All architectures share this source; each has its own machine code.
+// chunk needs two values of the later chunks: the value of their first token that counts, and x. Both values go through
+// shared memory. Warps read the first of these values and scan their chunks without x. Then each warp runs the short
+// chain of x over the chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count.
+// If coefficients are constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and
+// only x is scanned. All architectures share this source; each has its own machine code.
 #include <limits>
 
 #include "../common/kernels.h"
@@ -92,8 +92,8 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
   return block;
 }
 
-// The scan's coefficients for a chunk whose tokens all count and share one coefficient. They are equal for all such
-// chunks of a call.
+// The scan's coefficients for a chunk whose tokens all count and share one coefficient. The coefficients are equal for
+// all such chunks of a call.
 struct WholeChunk {
   static constexpr int kStages = 5;
   float step = 0.0f;              // 0: these chunks take the general scan
@@ -101,8 +101,8 @@ struct WholeChunk {
   float total = 0.0f;             // coefficient of the chunk
   float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after it; unused for the last lane
 
-  // Coefficients that a step may cut to 0, or that are near the subnormals, which the host may round differently, take
-  // the general scan.
+  // Coefficients near the subnormals, which the host may round differently, take the general scan, and so do
+  // coefficients that a step may cut to 0.
   explicit WholeChunk(const GaeParams& p) {
     if (p.kind == GaeKind::kVtrace) return;
     const GaeConstants constants(p);
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
       block = scan_lanes(block, lane);
     }
 
-    ScanStep total, behind;  // step of the chunk; step of the lanes after this one
+    ScanStep total, behind;  // step of the chunk; step of the lanes after this lane
     total.d = __shfl_sync(kAllLanes, block.d, 0);
     behind.d = __shfl_down_sync(kAllLanes, block.d, 1);
     if (is_whole) {

@@ -1,6 +1,6 @@
-// importance_weights: passes over tokens, and with normalize one over weights. All architectures share this source.
-// Bound by HBM. It reads log-probabilities and mask once, or twice if a sequence decides, and writes weights and kept
-// once. normalize reads and writes weights once more.
+// importance_weights: passes over tokens, and with normalize a pass over weights. All architectures share this source.
+// Bound by HBM. The kernel reads log-probabilities and mask once, or twice if a sequence decides, and writes weights
+// and kept once. normalize reads and writes weights once more.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/importance_kernels.h"

@@ -12,7 +12,7 @@
 namespace rlk::cuda {
 namespace {
 
-// Types and values of cublasLt.h. They are equal in the major versions 12 and 13.
+// Types and values of cublasLt.h. The values are equal in the major versions 12 and 13.
 struct Layout {
   std::uint64_t data[8];
 };
@@ -79,7 +79,7 @@ void require(int status, const char* what) {
   if (status != 0) throw std::runtime_error(std::string(what) + ": cuBLAS status " + std::to_string(status));
 }
 
-// cuBLASLt's matrices are column-major. So it computes the transpose of d, and its first operand is our second.
+// cuBLASLt's matrices are column-major. So cuBLASLt computes the transpose of d, and its first operand is our second.
 struct Call {
   Operation operation{};
   Layout a{}, b{}, d{};
@@ -119,7 +119,7 @@ const CublasLt* CublasLt::on(int device) {
   if (device < 0 || device >= kMaxDevices || library() == nullptr) return nullptr;
   std::call_once(made[device], [&] {
     const DeviceGuard guard(device);
-    // A handle allocates. A stream under capture forbids that to this thread unless its capture mode is relaxed.
+    // A handle allocates. A stream under capture forbids allocations to this thread unless its capture mode is relaxed.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     const int status = library()->create(&on_device[device].handle_);

@@ -1,5 +1,5 @@
-// NVIDIA's cuBLASLt as an engine of linear, if this process or the system has it. It is found at run time and never
-// linked. It computes a product only by an algorithm that was recorded to give the bits of our kernels
+// NVIDIA's cuBLASLt as an engine of linear, if this process or the system has it. The library is found at run
+// time and never linked. It computes a product only by an algorithm that was recorded to give the bits of our kernels
 // (cublaslt_records.h).
 #pragma once
 
@@ -14,19 +14,20 @@
 
 namespace rlk::cuda {
 
-// The library's own description of an algorithm. It may be stored, but only the same version of the library can read
-// it.
+// The library's own description of an algorithm. The description may be stored, but only the same version of the
+// library can read it.
 using CublasLtAlgorithm = std::array<std::uint64_t, 8>;
 
 class CublasLt {
  public:
-  // The engine on a device, or null if no library of this build's CUDA major version is found. It lives as long as the
-  // process.
+  // The engine on a device, or null if no library of this build's CUDA major version is found. The library lives as
+  // long as the process.
   static const CublasLt* on(int device);
 
   std::size_t version() const { return version_; }  // "130100" is 13.1.0
 
-  // Whether the library has a call for the product: one chunk, no bias or addend, dense rows that begin at 16 bytes.
+  // Whether the library has a call for the product: one chunk, no bias or addend, dense rows that begin at multiples of
+  // 16 bytes.
   static bool serves(const GemmParams& p);
   // Runs without a workspace. Throws if the library refuses.
   void run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cudaStream_t stream) const;

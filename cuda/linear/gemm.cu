@@ -85,7 +85,7 @@ bool has_blocks(const GemmParams& p) { return p.block > 0 && p.contraction > p.b
 
 bool can_have(const GemmParams& p, Sm80Tile tile) {
   const bool a = p.a.contraction_contiguous, b = p.b.contraction_contiguous;
-  if (!a && b) return tile == Sm80Tile::kMedium;  // no operator asks for it
+  if (!a && b) return tile == Sm80Tile::kMedium;  // no operator needs this layout
   switch (tile) {
     case Sm80Tile::kFewestRows:
     case Sm80Tile::kSmallM:
@@ -102,8 +102,8 @@ bool can_have(const GemmParams& p, Sm80Tile tile) {
   return false;
 }
 
-// The cost of a tile: the number of tiles per multiprocessor, times a tile's products, divided by `efficiency`. This is
-// the tile's speed relative to mma.sync alone on an H100.
+// The cost of a tile: the number of tiles per multiprocessor, times a tile's products, divided by `efficiency`. The
+// efficiency is the tile's speed relative to mma.sync alone on an H100.
 template <class Tile>
 double cost(const GemmParams& p, double efficiency) {
   const std::int64_t blocks = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN);

@@ -13,7 +13,8 @@
 
 namespace rlk::cuda {
 
-// An operand [extent, contraction]. The contiguous index is the contraction or the extent; `rows` lays out the other.
+// An operand [extent, contraction]. The contiguous index is the contraction or the extent; `rows` lays out the other
+// index.
 struct GemmOperand {
   const void* data = nullptr;
   RowLayout rows;

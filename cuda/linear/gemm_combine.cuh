@@ -16,7 +16,7 @@ __device__ __forceinline__ void copy_to(float (&to)[kN], const float (&d)[kN]) {
   for (int i = 0; i < kN; ++i) to[i] = d[i];
 }
 
-// Keeps a thread's sums in shared memory: 16 bytes at `address`, and 16 more at every `stride` after it.
+// Keeps a thread's sums in shared memory: 16 bytes at `address`, and 16 more at every `stride` after that address.
 template <int kN>
 struct KeptInShared {
   std::uint32_t address, stride;

@@ -23,7 +23,7 @@ std::int64_t most_loaded(const GemmOperand& b) {
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
   return x.contraction_contiguous ? extent * round_up_8(contraction) * 2 : contraction * round_up_8(extent) * 2;
 }
-// The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one.
+// The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one row.
 std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t contraction, std::int64_t bytes) {
   if (bytes_of(x, extent, contraction) <= bytes) return extent;
   const std::int64_t fitting = bytes / bytes_of(x, kTogether, contraction) * kTogether;

@@ -1,5 +1,5 @@
-// Products of operands that TMA cannot read: their rows have two strides, or begin off multiples of 16 bytes.
-// The operands are copied, some rows of the product at a time, for the sm_90 kernels.
+// Products of operands that TMA cannot read: their rows have two strides, or do not begin at multiples of 16 bytes. The
+// operands are copied, some rows of the product at a time, for the sm_90 kernels.
 #pragma once
 
 #include <cstdint>

@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
         load(now, turn + (step + kAhead) / kSteps, (step + kAhead) % kSteps);
       }
     }
-    release(turn++);  // the piece of row ends
+    release(turn++);  // the piece that holds the rows' ends
     if constexpr (kSpreads) gather_rows<kTiles>(d, lane);
     store_columns<8 * kTiles>(g, d, staging + warp * kStagingBytes, 0, slice * slice_rows + warp * 16, lane);
   }

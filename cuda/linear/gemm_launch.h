@@ -34,7 +34,7 @@ struct GemmLaunch {
   bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
   RowStreams rows_of_a;               // Tile::kLoadsRows: A
-  bool follows_copy;                  // the kernel before it copies B
+  bool follows_copy;                  // the previous kernel copies B
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two
@@ -43,7 +43,7 @@ constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_
 
 // How the sums of chunks are combined.
 enum class Combine : std::uint8_t {
-  kAdd,       // each is added to d in memory; the first is added to the addend, if there is one
+  kAdd,       // each is added to d in memory; the first sum is added to the addend, if given
   kFold,      // sums are added in registers instead
   kTree,      // rule 2's tree
   kContinue,  // there is one chunk, whose sums begin with the addend

@@ -1,5 +1,5 @@
-// Loads one stage of an operand from global to shared memory: by cp.async if all of its rows begin at 16 bytes, else
-// element by element.
+// Loads one stage of an operand from global to shared memory: by cp.async if all of its rows begin at multiples of 16
+// bytes, else element by element.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ class OperandLoad {
     copy_async_16_or_less(shared + offset(i), reinterpret_cast<const void*>(from + to_row), count * 2);
   }
 
-  // Copies indices [k, k + left) of the contraction to the stage at `shared`, and zeros after them.
+  // Copies indices [k, k + left) of the contraction to the stage at `shared`, and zeros after these indices.
   __device__ __forceinline__ void load(std::uint32_t shared, std::int64_t k, int left) const {
     if (has_whole(k, left)) {
       const std::uint64_t from = start(k);
@@ -127,8 +127,8 @@ class OperandLoad {
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  // Address of this thread's chunk of row 0 of the operand. It is an integer, because nvcc would compute a pointer anew
-  // for each chunk, in elements from the operand's beginning.
+  // Address of this thread's chunk of row 0 of the operand. The address is an integer, because nvcc would compute a
+  // pointer anew for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
   const int to_;

@@ -45,7 +45,8 @@ bool adds_to_memory(const GemmParams& p) {
 int few_rows(std::int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
 // Weight rows of a slice in the kernel for few rows, chosen so that all blocks are equally busy. If all slices run at
-// once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices do.
+// once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices read HBM
+// faster.
 // streamed: ordinary loads read the weights.
 int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);

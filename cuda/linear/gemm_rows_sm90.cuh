@@ -71,7 +71,7 @@ struct RowFragments {
       }
     }
   }
-  // Loads the fragments of the current piece, which may end in the next one, and frees the current piece.
+  // Loads the fragments of the current piece, which may end in the next piece, and frees the current piece.
   __device__ __forceinline__ void next(std::uint32_t (&a)[4][4], Ring* rows, int lane) const {
     const int slot = Ring::slot(rows->turn);
     rows->wait(rows->turn + 1);
@@ -92,7 +92,7 @@ struct RowFragments {
 };
 
 // Sums `steps` stages, an even number, for 64 rows of A, from +0. Fragments of a stage are loaded beside the products
-// of the stage before it.
+// of the previous stage.
 template <class T, class Tile, class Fragments, class Ring, class Release>
 __device__ __forceinline__ void multiply_rows(TileRing<Tile>* b, const Fragments& fragments, Ring* rows,
                                               float (&d)[Tile::kBN / 2], int steps, int lane, const Release& release) {

@@ -120,7 +120,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
   const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
-  // Each weight is read once, and there are more tiles than run at a time.
+  // Each weight is read once, and more tiles exist than run at a time.
   const bool streams = (Tile::kTransposed ? g.tiles_b : g.tiles_a) == 1 && g.tiles_a * g.tiles_b > clusters_at_once;
   const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
     return map_of(operand, p.dtype, extent, p.contraction, box_rows, streams ? L2Reads::k128Bytes : L2Reads::k256Bytes);
@@ -139,7 +139,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
     const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : round_up_8(p.n);
-    // A box may write whole 16 bytes at the end of a row of D, which may belong to others.
+    // At the end of a row of D, a box writes 16 whole bytes, some of which may belong to other data.
     const bool whole_vectors = p.n * size_of(p.d_dtype) % 16 == 0;
     g.box_stores =
         g.vector_stores && whole_vectors && (kInRegisters || g.chunks == 1) && stride < std::int64_t{1} << 36;

@@ -18,7 +18,7 @@ constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 // The launch's arguments.
 struct GemmLaunchSm80 {
   GemmParams p;
-  std::int64_t part;  // contraction indices per segment or token block; all of them without a cut
+  std::int64_t part;  // contraction indices per segment or token block; all indices without a cut
   int tiles_m, tiles_n;
   int stages;
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
@@ -87,7 +87,7 @@ struct StageProduct {
     }
   }
   // Multiplies a whole stage, of which s[0] is loaded already. copy(step) runs beside the products of each step except
-  // the last. next() runs after the loads of the last step, so that the loads of next() are in flight during that
+  // the last step. next() runs after the loads of the last step, so that the loads of next() are in flight during that
   // step's products.
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
@@ -115,7 +115,7 @@ struct StageProduct {
   }
 };
 
-// The sums of the contraction's earlier parts; the accumulators hold the current one.
+// The sums of the contraction's earlier parts; the accumulators hold the current sum.
 template <int kLevels, int kRowTiles, int kColumnTiles>
 class PendingSums {
  public:
@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       next_stage();
     } else if (const int left = load_left();
                Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
-      // The next copies, spread over all steps except the last.
+      // The next copies, spread over all steps but the last one.
       constexpr int kChunksA = decltype(load_a)::kChunks, kAll = kChunksA + decltype(load_b)::kChunks;
       constexpr int kParts = Product::kSteps - 1;
       const std::uint32_t to = base + load_slot * Tile::kStageBytes;

@@ -1,6 +1,6 @@
-// Matrix product for compute capability 9.0. One or two warps copy tiles by TMA, and others multiply them with wgmma.
-// Blocks are persistent, and the blocks of a cluster share their loads. The tensor cores bound products with a large m,
-// and HBM bounds those with a small m. Numbers: README.md.
+// Matrix product for compute capability 9.0. One or two warps copy tiles by TMA, and other warps multiply them with
+// wgmma. Blocks are persistent, and the blocks of a cluster share their loads. The tensor cores bound products with a
+// large m, and HBM bounds those with a small m. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace rlk::cuda {
 
 // A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
 // combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
-// that tiles fit few rows. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot, since rows of A begin only at multiples of
-// kRowUnit bytes (gemm_rows_sm90.cuh).
+// that tiles fit few rows. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot load them, since rows of A begin only at
+// multiples of kRowUnit bytes (gemm_rows_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false, int kRowUnit = 0>
 struct GemmTile {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto portion_b = [&](int left, int sharing, int slice) {
     return Portion<kBN, Tile::kBMnMajor>(&map_b, &map_last_b, g.last_b, left, sharing, slice);
   };
-  // There are two loops, so that the loop of blocks without a cluster has no instructions for sharing.
+  // The kernel has two loops, so that the loop of blocks without a cluster has no instructions for sharing.
   const auto alone_or_sharing_b = [&](const auto& load) {
     if (g.cluster > 1) {
       load(g.cluster, rank);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_b);
     }
     if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor && !Tile::kLoadsRows) {
-      // Prefetches the first weights while the previous kernel still runs. The prefetch fills L2 alone, since that
+      // Prefetches the first weights while the previous kernel still runs. The prefetch fills only L2, since that
       // kernel may write the weights.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
       if constexpr (Tile::kTransposed) {
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // If the previous kernel copies B alone, the copies of A need not wait for it.
+  // If the previous kernel copies only B, the copies of A need not wait for it.
   if (!Tile::kLoadsRows || !g.follows_copy || warp <= Tile::kWarpgroups * 4) wait_for_previous_kernel();
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;

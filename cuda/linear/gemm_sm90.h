@@ -1,4 +1,4 @@
-// Host side of linear's sm_90 kernels: the plans that can serve a product, and the fastest of them.
+// Host side of linear's sm_90 kernels: the plans that can serve a product, and the fastest plan.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@ struct GemmPlan {
   int cluster = 1;                 // 1 or 2 blocks that share loads: neighbours along m, or along n if transposed
   bool transposed = false;         // the weights are the first operand
   // 0 if TMA reads the weights. Otherwise their rows begin only at multiples of this number of bytes, 2, 4 or 8. If
-  // small_m holds, so do the rows of x.
+  // small_m holds, the rows of x do too.
   int row_unit = 0;
   std::string name() const;
 };
 
 // Whether TMA can read an operand.
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
-// Whether it can read both operands, and the segments end where stages end.
+// Whether TMA can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
-// Whether a kernel can read the weights by ordinary loads. The product's B is one that TMA cannot read.
+// Whether a kernel can read the weights by ordinary loads. TMA cannot read the product's B.
 bool gemm_sm90_loads_rows(const GemmParams& p);
 // Whether such a kernel reads x by ordinary loads, too. If not, A must be readable by TMA, or is copied first.
 bool gemm_sm90_streams_x(const GemmParams& p);
-// Every plan for a product. Either gemm_sm90_serves holds, or gemm_sm90_loads_rows, where TMA cannot read B.
+// Every plan for a product. Either gemm_sm90_serves holds, or gemm_sm90_loads_rows, if TMA cannot read B.
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);
 GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors);
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);

@@ -1,5 +1,5 @@
-// Stores accumulators. A lane adds main_grad and bias to its pairs of columns. Then a quad exchanges 16-bit results, so
-// that each lane stores 16 bytes of a row.
+// Stores accumulators. A lane adds main_grad and bias to its pairs of columns. The quad then exchanges 16-bit results,
+// so that each lane stores 16 bytes of a row.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and TMA
-// stores them. If the rows are read again, the warp stores them itself, 16 bytes per lane. If rows do not begin at 16
-// bytes, it stores them element by element, neighbouring lanes side by side.
+// stores them. If the rows are read again, the warp stores them itself, 16 bytes per lane. If rows do not begin at
+// multiples of 16 bytes, the warp stores them element by element, neighbouring lanes side by side.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   }
 }
 
-// Loads a warp's 16 rows of the tile from the addend, in wgmma's layout. kAdds: adds them to the sums.
+// Loads a warp's 16 rows of the tile from the addend, in wgmma's layout. kAdds: adds the rows to the sums.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
                                             int column, int lane) {

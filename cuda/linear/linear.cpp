@@ -34,8 +34,8 @@ void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
-// Runs cuBLASLt if it is allowed and recorded. Else it runs the sm_90 kernels if TMA can read the operands,
-// or copies in the workspace, and the kernel for any layout otherwise. All have the same bits.
+// Runs cuBLASLt if allowed and recorded. Otherwise the function runs the sm_90 kernels if TMA can read the operands or
+// their copies in the workspace. If TMA cannot, linear runs the kernel for any layout. All have the same bits.
 void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);

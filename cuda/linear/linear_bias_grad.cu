@@ -12,7 +12,7 @@ namespace {
 constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // groups per 8192 rows
 constexpr int kBatchRows = 8;                                            // loads of a thread in flight
 
-// Walks rows from `row` on, one after another.
+// Walks rows one by one, from `row` on.
 class RowWalk {
  public:
   __device__ __forceinline__ RowWalk(const RowLayout& rows, std::int64_t row) : rows_(rows) {

@@ -31,9 +31,9 @@ struct StreamRing {
   static __device__ __forceinline__ int slot(unsigned piece) { return static_cast<int>(piece % kPieces); }
   static __device__ __forceinline__ int phase(unsigned piece) { return static_cast<int>(piece >> kLogPieces & 1); }
 
-  // Begins the share of thread `thread` of kThreads in copying piece `piece` of rows [first, first + rows). Their rings
-  // lie at `to` and after. Bytes beyond a row's end become zeros. Rows that do not exist are left out: they decide no
-  // result that is stored.
+  // Begins the share of thread `thread` of kThreads in copying piece `piece` of rows [first, first + rows). The rows'
+  // rings lie at `to` and after. Bytes beyond a row's end become zeros. Missing rows are left out, since no stored
+  // result depends on them.
   template <int kThreads>
   static __device__ __forceinline__ void begin_copies(const RowStreams& from, int first, int rows, int piece,
                                                       std::uint32_t to, int thread) {
@@ -77,8 +77,8 @@ struct StreamRing {
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(ring + (at & (kBytes - 1))) : "memory");
     return v;
   }
-  // Four elements from byte `at` on, which is a multiple of 8 if kUnit is 8, and else of 4. The first element begins
-  // `bits` bits after that byte.
+  // Four elements from byte `at` on; `at` is a multiple of 8 if kUnit is 8, else of 4. The first element begins `bits`
+  // bits after that byte.
   template <int kUnit>
   static __device__ __forceinline__ void four(std::uint32_t& low, std::uint32_t& high, std::uint32_t ring, int at,
                                               int bits) {

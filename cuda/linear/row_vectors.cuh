@@ -1,5 +1,5 @@
-// Vectors of 16 bytes from rows of 16-bit elements that begin at any element. Inside a row a vector is two aligned loads
-// and a shift.
+// Vectors of 16 bytes from rows of 16-bit elements that begin at any element. Inside a row, two aligned loads and a
+// shift make a vector.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,10 @@
 // Fused head for more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
-// statistics of the accumulators. No logits reach memory. Bound by the tensor cores, and by the power that they draw.
+// statistics of the accumulators. No logits reach memory. The tensor cores and their power bound this kernel.
 //
 // Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One warpgroup processes
 // the logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
-// first leaf's statistics. It hands its 64 columns of the second leaf, as z, to the thread of the second warpgroup with
-// the same rows and chains.
+// first leaf's statistics. This warpgroup hands its 64 columns of the second leaf, as z, to the thread of the second
+// warpgroup with the same rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -38,7 +38,7 @@ struct PairSharedNodes {
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));
 
-// Adds a pair's leaves of the thread's row to the trees of the run's nodes, or stores them as they are.
+// Adds a pair's leaves of the thread's row to the trees of the run's nodes, or stores the leaves unchanged.
 template <bool kMoments>
 __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& work, int pair,
                                            PairSharedNodes<kMoments>& nodes, int row) {
@@ -76,8 +76,8 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   }
 }
 
-// The thread's index in its warpgroup. It is read at each use, since values derived from it would not fit in registers
-// beside the accumulators.
+// The thread's index in its warpgroup. The code reads it at each use, since values derived from it would not fit in
+// registers beside the accumulators.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -226,8 +226,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll 1
     for (int pair = 0; pair < work.pairs; ++pair) {
       float d[Tile::kHalves][Tile::kFragment];
-      // Within a pair, the second warpgroup multiplies after the first. The first waits for the second's products of
-      // the previous pair.
+      // Within a pair, the second warpgroup multiplies after the first warpgroup. The first warpgroup waits for the
+      // second warpgroup's products of the previous pair.
       mbarrier_wait_block(turn + warpgroup * 8, ((fixed.pairs_before[warpgroup] + pair) & 1) ^ (warpgroup == 0));
       multiply_in_turn<T>(&ring, d, g.k_steps, release, [&] { arrive(turn + (warpgroup ^ 1) * 8); });
       skip_stages(&ring, g.k_steps);

@@ -70,7 +70,7 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Grad
   }
 #pragma unroll
   for (int group = 0; group < kFragment; group += 16) {
-    // A branch for every 32 columns. Without it the temporaries of all columns would not fit in registers.
+    // A branch for every 32 columns. Without branches the temporaries of all columns would not fit in registers.
     if (column + 2 * group >= valid) continue;
 #pragma unroll
     for (int k = group; k < group + 16; ++k)
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       reinterpret_cast<GradientRow<Row>*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
   if (warpgroup == 1) skip_stages(&ring, g.k_steps);
-  int parity = warpgroup == 0;  // the second warpgroup follows the first; the first follows the previous tile
+  int parity = warpgroup == 0;  // the second warpgroup follows the first; the first warpgroup follows the previous tile
   for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
     all_warps();  // no thread reads the rows of the previous tile any more
     const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;

@@ -17,7 +17,7 @@ struct HeadLaunch {
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
   void* nodes;               // nodes of runs of tiles, [node][padded rows]
-  void* tile_nodes;          // nodes of tiles or pairs that are work items of their own
+  void* tile_nodes;          // nodes of tiles or pairs that are separate work items
   float* target_z;           // [rows]
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
@@ -38,7 +38,7 @@ __device__ __forceinline__ void round_pair(float* low, float* high) {
   *low = __uint_as_float(a), *high = __uint_as_float(b);
 }
 
-// The first of a lane's two columns among eight. It is read again at each use, to save registers.
+// The first of a lane's two columns among eight. The code reads it again at each use, to save registers.
 __device__ __forceinline__ int quad_column() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -97,9 +97,9 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
   }
 }
 
-// The rows of a tile that begins at `row`. This index counts only rows of scored groups. A whole warp calls it.
-// Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile fits no tile that
-// begins elsewhere.
+// The rows of a tile that begins at `row`. This index counts only rows of scored groups. A whole warp calls this
+// function. Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile fits no
+// tile that begins elsewhere.
 template <int kRows>
 __device__ __forceinline__ TileRows<kRows> tile_rows(const HeadLaunch& g, int row) {
   constexpr int kGroups = TileRows<kRows>::kGroups;

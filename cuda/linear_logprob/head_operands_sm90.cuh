@@ -18,8 +18,8 @@ struct HeadMaps {
   CUtensorMap x, last_x, group_x, w, last_w;
 };
 
-// Rows of a tile of hidden states. `left` rows exist from row `first` on. If `count` is not 0, they are groups of rows
-// at any position. Kernels look up all groups before a tile's first stage: a look-up for each box took a seventh
+// Rows of a tile of hidden states. `left` rows exist from row `first` on. If `count` is not 0, the rows are groups of
+// rows at any position. Kernels look up all groups before a tile's first stage: a look-up for each box took a seventh
 // longer.
 template <int kRows>
 struct TileRows {
@@ -45,7 +45,7 @@ struct GroupsPortion {
   }
 };
 
-// Loads the stages of a tile: these rows, and columns from `column` on. A whole warp calls it. `last_rows`,
+// Loads the stages of a tile: these rows, and columns from `column` on. A whole warp calls this function. `last_rows`,
 // `last_columns`: sizes of the last tiles. kWeightsPass: weights leave L2 before the hidden states, which the next
 // tiles load again.
 template <int kRows, int kColumns, bool kWeightsPass = false, class Ring>
@@ -72,7 +72,7 @@ inline int last_tile(int rows, int tile) { return static_cast<int>(round_up_8(ro
 struct HeadOperand {
   const void* data;
   std::int64_t rows, stride;
-  int tile, last;  // rows of a tile; of the last tile, 0 if it is full
+  int tile, last;  // rows of a tile; of the last tile, or 0 if that is full
 };
 inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
   // Each weight is read once if one tile holds all rows of x.
@@ -92,7 +92,7 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
 }
 
 // Maps of hidden states and weights, and maps of u (contiguous rows of lora_rank) and lora_b. Without LoRA the second
-// maps equal the first.
+// maps equal the first maps.
 struct AllHeadMaps {
   HeadMaps head, lora;
 };

@@ -38,8 +38,8 @@ inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
 }
 
 // Workspace of a call with more rows: their groups, target_z, nodes of whole runs, leaves of single pairs, each at a
-// multiple of 16 bytes. It serves any number of rows up to `row_blocks` blocks, since the number of scored rows is not
-// known here. node_bytes: bytes of a node.
+// multiple of 16 bytes. The layout serves any number of rows up to `row_blocks` blocks, since the number of scored rows
+// is not known here. node_bytes: bytes of a node.
 struct PairWorkspace {
   std::int64_t target_z, nodes, pair_nodes, bytes;
 };
@@ -65,14 +65,14 @@ inline bool has_moments(const LinearLogprobParams& p) {
 // Bytes of a node. Without moments it has only a reference and a sum.
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
-// Whether the kernel for few rows serves a call. Calls for which it lacks registers take the other kernel.
+// Whether the kernel for few rows serves a call. Calls for which this kernel lacks registers take the other kernel.
 inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
   return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
-// Whether a warp has room for the nodes of all parts. It lacks room from about a million columns on.
+// Whether a warp has room for the nodes of all parts. A warp lacks room from about a million columns on.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }

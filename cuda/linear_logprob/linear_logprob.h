@@ -1,4 +1,4 @@
-// CUDA functions of linear_logprob, besides those of linear and logprob.
+// CUDA functions of linear_logprob, besides the functions of linear and logprob.
 #pragma once
 
 #include "kernels/vocabulary/scored_groups.h"
@@ -22,8 +22,8 @@ void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_row
                     Stream stream);
 
 // fuses_logit_gradients: whether a fused kernel computes gradients of logits without logits in memory. logit_gradients:
-// that kernel. It writes them to p.dlogits in the operands' type. The hidden states of `head` are the rows of `groups`,
-// side by side, up to their limit. With LoRA u has the same layout.
+// that kernel. The kernel writes them to p.dlogits in the operands' type. The hidden states of `head` are the rows of
+// `groups`, side by side, up to their limit. With LoRA u has the same layout.
 bool fuses_logit_gradients(const LogprobBackwardParams& p, const Head& head, int device);
 void logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
                      int device, Stream stream);

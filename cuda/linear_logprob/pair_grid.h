@@ -19,7 +19,7 @@ static_assert(kRunPairs * kPairLeaves == kRunNodes * kNodeLeaves && 1 << kNodeLe
 // Runs of a shard's longest part.
 struct PartRuns {
   int all;        // runs
-  int end_pairs;  // pairs of the last run; the others have kRunPairs
+  int end_pairs;  // pairs of the last run; all other runs have kRunPairs
 };
 RLK_HD PartRuns part_runs(const HeadColumns& columns) {
   const int longest = columns.longest > 1 ? columns.longest : 1;  // at least 1, even if the shard is only padding
@@ -52,7 +52,7 @@ RLK_HD PairItems pair_items(const HeadColumns& columns, int row_blocks, int bloc
   return {row_blocks, wave_height(blocks, row_blocks, kPairRows, kPairTileColumns),
           items(columns.num_parts * (runs.all - 1), kRunPairs), items(columns.num_parts, runs.end_pairs)};
 }
-// Pairs for the rows in `groups`, or for all row_blocks if it is null.
+// Pairs for the rows in `groups`, or for all row_blocks if `groups` is null.
 RLK_HD PairItems scored_pairs(const HeadColumns& columns, const ScoredGroups* groups, int row_blocks, int blocks) {
   return pair_items(columns, scored_row_blocks(groups, row_blocks, kPairRows), blocks);
 }
@@ -73,7 +73,8 @@ RLK_HD int columns_from(const HeadColumns& columns, int part, int run) {
   return columns.part_last[part] - columns.part_first[part] - run * kRunColumns;
 }
 
-// Runs are the outer loop, blocks of rows in a group the inner one. A group's rows stay in L2 while the weights stream.
+// Runs are the outer loop, blocks of rows in a group the inner loop. A group's rows stay in L2 while the weights
+// stream.
 RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, int index) {
   PairWork work;
   bool ends;

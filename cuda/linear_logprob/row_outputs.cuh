@@ -24,7 +24,7 @@ struct HeadNodes {
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
 // One of the kStripTiles leaves of a strip's tree: the tile's node. If the strip's node was stored, it is the first
-// leaf, and the others are identities.
+// leaf, and the other leaves are identities.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
   const int item = part * n.columns.strips_per_part + strip;
   if (item >= n.items.whole) {

@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   };
-  const int in_block = warp * 16 + lane / 4;  // a thread's first row; the other is 8 further
+  const int in_block = warp * 16 + lane / 4;  // a thread's first row; the other row is 8 further
   const auto pack = [](const SoftmaxStats& s) { return make_float4(s.m, s.S, s.E, s.Q); };
-  // Work left by the previous tile: first its node, then one level of the node's tree after another. One step runs
-  // beside each of this tile's first products.
+  // Work left by the previous tile: first its node, then the levels of the node's tree in turn. One step runs beside
+  // each of this tile's first products.
   TileShares shares;
   SoftmaxStats node[2];
   NodeTarget left{nullptr, 0, false};

@@ -34,7 +34,7 @@ struct PairNodes {
   int row_blocks, blocks, padded_rows;
 };
 
-// Node of eight leaves of a row: the stored one, or the tree over its leaves.
+// Node of eight leaves of a row: the stored node, or the tree over its leaves.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats node_of_part(const PairNodes<kMoments>& n, const PairItems& items, int row,
                                                      int part, int node) {

@@ -15,7 +15,7 @@ struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
   std::uint32_t address;  // address in shared memory of the leaf's first chunk, before the permutation
 
-  // Swizzled address of the chunk at `address`. Its position in the line differs from leaf to leaf.
+  // Swizzled address of the chunk at `address`. The chunk's position in the line differs from leaf to leaf.
   static __device__ __forceinline__ std::uint32_t place(std::uint32_t address) {
     return address ^ (address / (kBytes / 16) & 7 * 16);
   }
@@ -47,7 +47,7 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, in
 }
 
 // Moves the n columns of a leaf, which begin `shift` bytes into its first chunk, to that chunk's start. A whole warp
-// calls it, since one leaf may end in the chunk where another begins.
+// calls this function, since one leaf may end in the chunk where another begins.
 template <class T>
 __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
@@ -93,7 +93,7 @@ struct Chains {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) add(r, z[r], exponential(z[r], c, addend));
   }
-  // The first n columns of a vec8. The others add +0, which changes no sum.
+  // The first n columns of a vec8. The other columns add +0, which changes no sum.
   __device__ __forceinline__ void add_columns(const float (&z)[kVec8], int n, float c, float addend) {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) {
@@ -199,8 +199,8 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// A lane computes its leaf of n columns. The common case takes the short loop: no transform of logits, none -Inf and
-// none below the clamp.
+// A lane computes its leaf of n columns. The common case takes the short loop: no transform of logits, no logit -Inf
+// and none below the clamp.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                    float softcap) {

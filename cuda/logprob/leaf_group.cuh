@@ -1,5 +1,6 @@
 // One warp computes the statistics of up to 32 leaves of one row: loads through shared memory, one lane per leaf, a
-// tree by shuffles. The sm_80 and sm_90 kernels share this code; they differ in how the groups' nodes reach the root.
+// tree by shuffles. The sm_80 and sm_90 kernels share this code; the kernels differ in how the groups' nodes reach the
+// root.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -22,8 +23,8 @@ constexpr int kGroupBytes = kGroupColumns* static_cast<int>(sizeof(typename T::S
 
 __device__ __forceinline__ float shuffle_xor(float x, int distance) { return __shfl_xor_sync(kAllLanes, x, distance); }
 
-// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. So rescaling all nodes
-// to the largest reference at once gives the bits of rescaling pair by pair.
+// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. Rescaling all
+// nodes to the largest reference at once gives the bits of rescaling pair by pair.
 constexpr int kTreeGap = 30;
 __device__ __forceinline__ bool in_tree_range(float x) {
   const float magnitude = abs_of(x);
@@ -106,8 +107,8 @@ struct GroupCopy {
   // have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
-  // Starts the copy, in rounds of one chunk per lane. It reads nothing past the last column. Before the first column it
-  // reads only the rest of that column's chunk.
+  // Starts the copy, in rounds of one chunk per lane. The copy reads nothing past the last column. Before the first
+  // column it reads only the rest of that column's chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }
@@ -171,7 +172,7 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  // In a small vocabulary each lane reads the list for its own leaf.
+  // In a small vocabulary each lane scans the list for its own leaf.
   return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {
     const std::int64_t column = id - span.first;
     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);

@@ -2,10 +2,10 @@
 // is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes per row).
 //
 // Each block computes one segment of a row. Segments are so short that the hardware's scheduler sweeps memory in order
-// and balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first.
-// Vectors are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns go one
-// by one. In place (dlogits == logits) one thread reads a vector and then writes it. All architectures share this
-// source; each has its own machine code.
+// and balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first
+// vector. Vectors are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns
+// are processed one by one. In place (dlogits == logits) one thread reads a vector and then writes it. All
+// architectures share this source; each has its own machine code.
 #include <algorithm>
 
 #include "../common/element.cuh"
@@ -57,7 +57,7 @@ struct Segment {
   const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
   int first;   // column of vector 0; a row's first vector may begin before it
-  int valid;   // columns of the row with a gradient; 0 if the row is ignored or has none
+  int valid;   // columns of the row with a gradient; 0 if the row is ignored or has no gradient
   int target;  // target column, -1 if it is not in the row
 
   __device__ __forceinline__ int column(int i) const {
@@ -225,7 +225,7 @@ bool rows_are_alike(const LogprobBackwardParams& p) {
 
 template <class T, Exp kExp>
 void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
-  // A row that begins inside a vector may need one more.
+  // A row that begins inside a vector may need one more vector.
   const std::int64_t extra = rows_are_aligned<T>(p.dlogits, p.dlogits_rows) ? 0 : Vector<T>::kColumns - 1;
   const std::int64_t segments = (p.num_columns + extra + kSegmentColumns<T> - 1) / kSegmentColumns<T>;
   constexpr std::int64_t kMaxGridDepth = 65535;

@@ -1,4 +1,4 @@
-// The plans of logprob's forward, and the workspace of one. Both plans have the same bits.
+// The plans of logprob's forward, and the workspace of a plan. Both plans have the same bits.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Forward of many rows. Each persistent warp has a buffer in shared memory, so that some warps load while others
-// compute, without barriers between them. The warps take groups in the order of memory and write nodes to global
+// compute, without barriers between the warps. The warps take groups in the order of memory and write nodes to global
 // memory. One kernel prepares each row before this pass; another computes the roots afterwards. All architectures share
 // this source; each has its own machine code.
 #pragma once
@@ -82,9 +82,9 @@ struct StreamWork {
 };
 
 // A warp claims each group after its first from one of many counters: a single counter would serve at most 430 claims a
-// microsecond. The number of counters is prime, so that no counter gets the short groups of all parts. It is at most
-// the number of warps, since every counter needs a warp that draws from it.
-constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words between counters: each has a line of its own
+// microsecond. The number of counters is prime, so that no counter gets the short groups of all parts. The number is at
+// most that of the warps, since every counter needs a warp that draws from it.
+constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words between counters: each counter has its own line
 
 template <class T>
 __global__ void __launch_bounds__(256)

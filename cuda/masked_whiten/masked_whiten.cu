@@ -96,10 +96,10 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
     const float of_warp = threadIdx.x < warps ? sums[turn][threadIdx.x] : 0.0f;
     tree.take(sum_over_lanes<kMostWhitenWarps>(Warp(), of_warp));
   }
-  // Bad offsets make the sum NaN, and so the mean and all tokens.
+  // Bad offsets make the sum NaN, and therefore the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
-    // A lane counts fewer than 2^31 tokens of a sequence, and so does the block.
+    // A lane counts fewer than 2^31 tokens of a sequence, and the block does too.
     int n = static_cast<int>(num);
 #pragma unroll
     for (int h = 16; h > 0; h /= 2) {

@@ -1,6 +1,7 @@
-// optimal_token_baseline in two launches. In the first, each block scans one sequence. In the second, each thread
-// computes one position of a group. All architectures share this source. Bound by HBM if a group's workspace and
-// returns leave L2 between the two reads of them. With few sequences it is bound by the scans' barriers.
+// optimal_token_baseline in two launches. In the first kernel, each block scans one sequence. In the second kernel,
+// each thread computes one position of a group. All architectures share this source. HBM bounds this kernel if a
+// group's workspace and returns leave L2 between their two reads. With few sequences it is bound by the scans'
+// barriers.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../tokens/gpu.cuh"

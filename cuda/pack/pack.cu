@@ -22,7 +22,7 @@ constexpr int kPositionTile = kPositionThreads * kPositionTokens;
 constexpr int kPackBlocks = 8;  // blocks per multiprocessor
 
 // Prefetches into L2 the offsets of a block of `s`: blocks of short rows wait as long for the two offsets as for the
-// rows. It reads no value, so it may run before wait_for_previous_kernel.
+// rows. The prefetch reads no value, so it may run before wait_for_previous_kernel.
 __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const PackShare& s, std::uint32_t block) {
   if (block >= s.row_blocks || s.split.chunks.value > 1) return;
   const std::int64_t row = std::int64_t{block} << s.split.log2_rows, bytes = offsets.dtype == DType::kInt64 ? 8 : 4;

@@ -1,4 +1,4 @@
-// preference_loss and its gradient. They are bound by their launches, since a pair has a few numbers. The header
+// preference_loss and its gradient. Launches bound these kernels, since a pair has a few numbers. The header
 // kernels/losses/preference_pair.h, shared with the CPU and HIP, has the formulas.
 //
 // preference_pairs_kernel: each thread computes one pair. For sorted losses kernels/advantages/merge_order.h first

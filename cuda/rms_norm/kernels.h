@@ -1,4 +1,4 @@
-// Host entry points of the rms_norm kernels, one set per architecture, and the plans of each. All plans have the same
+// Host entry points of the rms_norm kernels, one set per architecture, and each kernel's plans. All plans have the same
 // bits. rms_norm.cpp checks the arguments.
 #pragma once
 
@@ -17,10 +17,10 @@ constexpr std::int64_t kMostFewRows = 1024;  // with at most this many rows a la
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
-// Groups: `threads` threads take 64 rows one after another and read each row once. Halves: two blocks share a group,
-// for dx and dweight together; half of each row is read twice. Halves serve 16-bit types and arrays whose rows have one
-// stride. Rows: each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows
-// are read twice; this plan serves any width and alignment.
+// Groups: `threads` threads take 64 rows in turn and read each row once. Halves: two blocks share a group, for dx and
+// dweight together; half of each row is read twice. Halves serve 16-bit types and arrays whose rows have one stride.
+// Rows: each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows are read
+// twice; this plan serves any width and alignment.
 struct RmsNormBackwardPlan {
   int threads = 0, vec8s = 0;  // 0 threads: rows
   bool halves = false;

@@ -3,8 +3,8 @@
 // rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t, t
 //   + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
 //   scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
-// rms_norm_any_kernel: a block reads a row twice. It serves any width and alignment.
-// All architectures share this source; each has its own machine code.
+// rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment. All architectures share
+// this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
@@ -38,14 +38,14 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
       prefetch_to_l2(static_cast<const Storage*>(p.residual) + p.residual_rows.offset(row), bytes);
     }
   }
-  if constexpr (T::kPacked && !kResidual) {  // rows of float32 have enough bytes in flight without it
+  if constexpr (T::kPacked && !kResidual) {  // rows of float32 have enough bytes in flight without prefetches
     if (row + kAhead < p.num_rows) prefetch_to_l2(x + p.x_rows.offset(row + kAhead), bytes);
   }
 }
 
-// kPlain serves calls for which is_plain holds, which are most calls, and tests none of those properties. With a
-// residual it serves calls of `many` rows. It then prefetches neither rows for later blocks nor weights during a row's
-// sum, since registers are worth more for loads of further rows.
+// kPlain serves calls for which is_plain holds, that is, most calls, and tests none of those properties. With a
+// residual the kernel serves calls of `many` rows. The kernel then prefetches neither rows for later blocks nor weights
+// during a row's sum, since registers are worth more for loads of further rows.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {

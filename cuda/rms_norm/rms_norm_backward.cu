@@ -1,11 +1,11 @@
 // rms_norm backward. Bound by HBM. The kernels read dy, h and the gradient of the new residual once, and write dx once.
 // For dweight they also write and read 4 bytes for each column of each group of 64 rows.
 //
-// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, one after another. A thread owns vec8s t, t +
+// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, row by row. A thread owns vec8s t, t +
 //   kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
 //   dweight's chains of its columns in registers. The next rows load meanwhile.
 // rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and dweight's chains of
-//   half of the columns, over all rows. It reads half of the other block's rows a second time, from L2.
+//   half of the columns, over all rows. The block reads half of the other block's rows a second time, from L2.
 // rms_norm_rows_kernel: serves any width and alignment, and groups too few to fill all multiprocessors. In each group,
 //   64 blocks compute dx of one row each. Further blocks compute dweight's chains, each for some columns of all rows.
 // rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block.
@@ -52,7 +52,7 @@ class GroupRows {
 };
 
 // A thread's columns of dy, of h and, if given, of the new residual's gradient, in the rows of a step. A step has one
-// barrier. It takes two rows if their values fit in registers.
+// barrier. The step takes two rows if their values fit in registers.
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -471,8 +471,7 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
-    // Past the end the last row is loaded again. Without a branch all loads are in flight before the first is waited
-    // for.
+    // Past the end the last row is loaded again. Without a branch all loads are in flight before the first wait.
     float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
@@ -573,9 +572,9 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-// Blocks that begin while the previous kernel ends go where there is room first: two on some multiprocessors, none on
-// others. A block that asks for more than half of the shared memory gets a multiprocessor of its own, if there are
-// enough.
+// Blocks that begin while the previous kernel ends go where there is room first: two blocks on some multiprocessors,
+// none on others. A block that asks for more than half of the shared memory gets a multiprocessor of its own, if there
+// are enough.
 template <bool kOverlap, class Shape, auto* kKernel>
 void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;

@@ -10,7 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Weights of eight columns plus the offset. They have the rows' type or float32, and are 1 if there is no weight.
+// Weights of eight columns plus the offset. The weights have the rows' type or float32, and are 1 if there is no
+// weight.
 template <class T, bool kVector, class Params>
 __device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kVec8]) {
 #pragma unroll
@@ -26,8 +27,9 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
 }
 
 // The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +
-// j * kThreads of the contract's tree of row r. lanes[r] becomes its sum, in every thread. Rows of more than a warp
-// take a block barrier. of_warps [kRows * kSumNodes] belongs to these rows until the second next such barrier.
+// j * kThreads of the contract's tree of row r. lanes[r] becomes its sum, in every thread. Rows with more threads than
+// a warp take a block barrier. of_warps [kRows * kSumNodes] belongs to these rows until the barrier after the next
+// barrier.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;

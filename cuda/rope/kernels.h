@@ -1,4 +1,4 @@
-// Host entry points of the rope kernels, one per architecture, and the plans of each. All plans have the same bits.
+// Host entry points of the rope kernels, one per architecture, and each kernel's plans. All plans have the same bits.
 // rope.cpp checks the arguments.
 #pragma once
 
@@ -31,7 +31,7 @@ struct RopeStages {
   static constexpr int kMost = 16, kWrites = 2;          // stages; tokens whose stores may still read their stage
   static constexpr int kBlocks = 2, kBytes = 110 << 10;  // blocks of a multiprocessor; bytes of a block
   std::int64_t q_bytes, k_bytes;
-  std::int64_t row_bytes;  // one row of cos or of sin; a stage has one of each for every section
+  std::int64_t row_bytes;  // one row of cos or of sin; a stage has one row of each for every section
   std::int64_t bytes, stages;
 
   explicit RopeStages(const RopeParams& p)

@@ -1,8 +1,8 @@
 // rope on SM90, for rows whose vec8s fill a power of two of a warp's lanes. Bound by HBM. A lane has the same vec8 of
-// two heads of a token. It gets the other columns of its pairs by shuffles, so it needs the angles of eight columns
-// alone. A thread therefore takes few registers, and the loads of many warps overlap with the arithmetic of others. A
-// warp reads and writes whole rows. A thread with only two heads must compute addresses in few instructions. So offsets
-// have 32 bits and count vectors of 16 bytes, and no thread divides integers.
+// two heads of a token. The lane gets the other columns of its pairs by shuffles, so it needs the angles of eight
+// columns alone. A thread therefore takes few registers, and the loads of many warps overlap with the arithmetic of
+// others. A warp reads and writes whole rows. A thread with only two heads must compute addresses in few instructions.
+// Offsets therefore have 32 bits and count vectors of 16 bytes, and no thread divides integers.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -37,15 +37,15 @@ struct LaneHeads {
   static std::uint32_t vectors(std::int64_t elements) { return static_cast<std::uint32_t>(elements / kVec8); }
 };
 
-// A slot is a group of 1 << shift lanes, as many as a row has vec8s. It rotates two neighbouring heads of a token's
-// queries or keys.
+// A slot is a group of 1 << shift lanes, as many as a row has vec8s. The slot rotates two neighbouring heads of a
+// token's queries or keys.
 struct LaneGrid {
   LaneHeads sides[2];
   const uint4 *cos, *sin;
   std::uint32_t cos_outer, cos_inner, sin_outer, sin_inner;  // in vectors of 16 bytes
   std::uint32_t first_token, slots;
   Divisor of_token, inner_tokens;     // slots of a token; tokens of an outer index
-  std::int32_t shift, rotated, half;  // lanes of a row, of them those that rotate, and lanes between a pair's columns
+  std::int32_t shift, rotated, half;  // lanes of a row, lanes that rotate, and lanes between a pair's columns
   bool per_pair;
 
   // The grid for the tokens from first_token on.

@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kThreadsWanted = 2048;  // threads per multiprocessor; with fewer, a thread takes fewer heads
 constexpr std::int64_t kTokensWanted = 8;      // tokens per multiprocessor from which streams pay
 
-// Whether a token's heads, and a row of angles, are each one piece of memory for TMA, and enough of them fit.
+// Whether a token's heads, and a row of angles, are each one piece of memory for TMA, and whether enough tokens fit.
 bool can_stream(const RopeParams& p) {
   const auto is_one_piece = [&](const RopeHeads& h) {
     return h.num_heads <= 1 || (h.x_head_stride == p.head_dim && h.y_head_stride == p.head_dim);

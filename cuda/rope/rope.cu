@@ -1,13 +1,14 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share
 // its angles, so every read of the angles except the first hits a cache.
 //
-// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. These
-//   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four
-//   whole pairs. Neighbouring threads read neighbouring vectors in both forms. The thread loads all vec8s first, then
-//   the position and the angles, by which it rotates every head. Separate threads copy the columns that are not rotated.
+// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. The
+//   ranges are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds
+//   four whole pairs. Neighbouring threads read neighbouring vectors in both forms. The thread loads all vec8s first,
+//   then the position and the angles, by which it rotates every head. Separate threads copy the columns that are not
+//   rotated.
 // rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each head, and lanes exchange theirs.
 // rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
-// rope_elements_kernel: one thread rotates one pair of one head. It serves any width and any alignment.
+// rope_elements_kernel: one thread rotates one pair of one head. This form serves any width and any alignment.
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, Angles>)
     const int rotary_dim = static_cast<int>(p.rotary_dim), head_dim = static_cast<int>(p.head_dim);
     const int column_a = rotates ? unit * kVec8 : rotary_dim + (unit - g.rotated) * kVec8;
     const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kVec8);
-    const bool has_b = column_b < head_dim;  // the last copied vec8 may be alone
+    const bool has_b = column_b < head_dim;  // the last copied vec8 may lack a partner
     Vec8<T> a[kHeads], b[kHeads];
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {

@@ -1,6 +1,6 @@
 // rope for many tokens, on SM90: TMA moves a token's queries, keys and angles through a ring in shared memory. A block
 // is persistent. One warp loads and stores tokens; the other warps rotate them in place, in shared memory. Many tokens
-// are therefore in flight, and none occupies a register while it waits. Columns that are not rotated pass through
+// are therefore in flight, and no waiting token occupies a register. Columns that are not rotated pass through
 // untouched.
 #pragma once
 
@@ -101,7 +101,7 @@ class StreamCopies {
   }
 
  private:
-  // Reads the position ids of a token. They arrive while earlier tokens are copied.
+  // Reads the position ids of a token. The ids arrive while earlier tokens are copied.
   __device__ __forceinline__ void read_ids(unsigned token) {
     if (token >= p_.num_tokens) return;
     const RopeToken at(p_, token);

@@ -1,7 +1,7 @@
 // scatter_rewards: a first pass writes every token, and stores for each tile how many tokens count. In a second pass,
-// each warp processes one sequence and adds rewards to the tokens that have one. All architectures share this source;
-// each has its own machine code. Bound by HBM: each array is read or written once. The second pass reads 64 bytes per
-// tile and touches only tokens that have a reward.
+// each warp processes one sequence and adds rewards to the tokens that have a reward. All architectures share this
+// source; each has its own machine code. Bound by HBM: each array is read or written once. The second pass reads 64
+// bytes per tile and touches only tokens that have a reward.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/vec8.cuh"

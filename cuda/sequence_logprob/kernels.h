@@ -1,4 +1,4 @@
-// Host entry points of the sequence_logprob kernels, one per architecture, and the plans of each. All plans have the
+// Host entry points of the sequence_logprob kernels, one per architecture, and each kernel's plans. All plans have the
 // same bits. sequence_logprob.cpp checks the arguments.
 #pragma once
 
@@ -11,7 +11,7 @@ constexpr int kSequenceMostThreads = 512;  // the most threads per block
 constexpr int kSequencesOfBlock = 4;       // sequences per block if a warp sums a sequence
 constexpr int kSequenceChunk = 2048;       // positions that a warp adds up at a time
 
-// The number of warps that share a sequence: one, or all of a block.
+// The number of warps that share a sequence: one warp, or all warps of a block.
 struct SequencePlan {
   int warps = 1;
 };

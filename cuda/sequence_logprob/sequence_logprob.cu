@@ -90,7 +90,7 @@ __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob
 template <class T>
 __global__ void __maxnreg__(kSumRegisters)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  // There are two buffers, so that a round need not wait for the previous round.
+  // The kernel has two buffers, so that a round need not wait for the previous round.
   __shared__ float chunks_of_warps[2][kRoundChunks * kSequenceMostThreads / 32];
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

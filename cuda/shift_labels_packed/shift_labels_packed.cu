@@ -1,6 +1,6 @@
 // Labels and masks of tokens: each block computes one tile of tokens. A mask of turns depends on earlier tokens, so a
-// warp or a block computes a whole sequence of it. The header kernels/tokens/labels.h, shared with the CPU and HIP,
-// has the formulas. All architectures share this source; each has its own machine code.
+// warp or a block computes the mask of a whole sequence. The header kernels/tokens/labels.h, shared with the CPU and
+// HIP, has the formulas. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "kernels/tokens/labels.h"
 
@@ -35,7 +35,7 @@ struct TurnGroup {
 template <class Id>
 __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id* all_ids, int warps) {
   __shared__ std::uint8_t
-      open_of_warps[2][kTurnWarps];  // 2: no marker; two buffers, so that no tile waits for the previous one
+      open_of_warps[2][kTurnWarps];  // 2: no marker; two buffers, so that no tile waits for the previous tile
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int member = warps == 1 ? 0 : warp;
   const std::int64_t sequence = warps == 1 ? std::int64_t{blockIdx.x} * kTurnWarps + warp : blockIdx.x;

@@ -1,5 +1,5 @@
-// The first pass of calls that need only the number of tokens of each sequence. It reads only the masks, in 16-byte
-// vectors. Bound by HBM.
+// The first pass of calls that need only the number of tokens of each sequence. The pass reads only the masks, in
+// 16-byte vectors. Bound by HBM.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -11,7 +11,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // The number of elements that count in a vector of the mask. `bits` selects the bits of a word that make an element
-// count. For elements of eight bytes it applies to the upper word.
+// count. For elements of eight bytes `bits` applies to the upper word.
 __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::uint32_t bits) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   unsigned count = 0;
@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kTokenThreads)
   count = sum_over_block(count, of_waves);
   if (thread == 0) w.factors[blockIdx.x].tokens = count;
 }
-// The totals of few sequences whose tokens few_counts_kernel has counted. Each warp computes them, without a barrier.
+// The totals of few sequences whose tokens few_counts_kernel has counted. Each warp computes the totals, without a
+// barrier.
 template <class Batch>
 __device__ __forceinline__ PolicyTotals totals_of_few(const Sequences& q, const typename Batch::Factors* factors) {
   constexpr int kLanes = TokenGpu::kLanes;

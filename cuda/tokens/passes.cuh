@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                        std::int64_t slots, int tile) {
   __shared__ WaveResults shared;
-  allow_next_kernel();  // each kernel waits for the whole previous one
+  allow_next_kernel();  // each kernel waits for the whole previous kernel
   wait_for_previous_kernel();
   if (blockIdx.x == 0 && threadIdx.x == 0) *w.finished = 0;
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The dynamic shared memory of this kernel. follows_counts: this kernel needs the results of few_counts_kernel alone.
+// The dynamic shared memory of this kernel. follows_counts: this kernel needs only the results of few_counts_kernel.
 template <class Batch>
 struct TermsLaunch {
   TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, bool follows = false)
@@ -152,7 +152,7 @@ inline TokenPasses token_passes(const Sequences& q, const TokenPlan& plan) {
   return passes;
 }
 
-// The kernels of one call, one after another.
+// The kernels of one call, in order.
 template <bool kOverlap, class Batch>
 class TokenLaunches {
  public:

@@ -1,6 +1,6 @@
 // The pass over tokens of plain arrays (kernels/tokens/plain.h). A lane copies its vec4s of the next steps into its
-// own slots of a ring in shared memory, and reads them back itself. So it needs no barrier, and copies in flight hold
-// no registers.
+// own slots of a ring in shared memory, and reads them back itself. The lane needs no barrier, and copies in flight
+// hold no registers.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t sh
       "l"(global), "r"(static_cast<int>(condition))
       : "memory");
 }
-// Stores without a branch: the compiler would move the computation of the value into one.
+// Stores without a branch: the compiler would move the computation of the value into a branch.
 __device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
@@ -183,7 +183,8 @@ class PlainCopies {
 };
 
 // Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
-// kShared: `value` is the input of all of them. kKeeps: outputs are kept, at most one of each stage, and not stored.
+// kShared: `value` is the input of all functions. kKeeps: outputs are kept, at most one output of each stage, and not
+// stored.
 template <class Terms, bool kShared, bool kKeeps = false>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
                         std::int64_t slots, int tile) {
   extern __shared__ uint4 plain_memory[];
   auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
-  allow_next_kernel();  // each kernel waits for the whole previous one
+  allow_next_kernel();  // each kernel waits for the whole previous kernel
   const auto num_tokens = static_cast<int>(Terms::sequences(p).num_tokens);
   const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
   const unsigned wave = threadIdx.x / TokenGpu::kLanes;

@@ -17,7 +17,8 @@ inline TokenPlan choose_token_plan(const Sequences& q, int multiprocessors) {
   const std::int64_t mean = mean_length(q);
   if (mean <= kWarpTokens) return {kWarpTile};
   int tile = kLeastPlanTile;
-  // If a sequence exceeds a tile by little, a tile of twice the size would be half empty, so it is not taken.
+  // If a sequence exceeds a tile by little, a tile of twice the size would be half empty, so the plan keeps the smaller
+  // tile.
   while (tile < kMostPlanTile && (std::int64_t{17} << tile) / 16 < mean &&
          2 * workspace_slots(q, tile + 1) >= std::int64_t{3} * multiprocessors) {
     ++tile;

@@ -49,13 +49,14 @@ __device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool
   return mask.bytes == 1 && vectors && count == kLaneTokens;
 }
 
-// The masks of four tokens as the words that were loaded. They are taken apart where they are needed, so that no
+// The masks of four tokens as the words that were loaded. The words are taken apart where they are needed, so that no
 // instruction waits directly after a load. kWide: masks may have 64 bits per token.
 template <bool kWide = true>
 struct TokenMasks {
   uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
 
-  // One bit for each of the first `count` tokens, set if it counts. `count` and `vectors` are the same as for the load.
+  // One bit for each of the first `count` tokens, set if the token counts. `count` and `vectors` are the same as for
+  // the load.
   __device__ __forceinline__ unsigned bits(const TokenMask& mask, int count, bool vectors) const {
     const unsigned all = (1u << max(count, 0)) - 1;
     if (mask.data == nullptr || count <= 0) return all;

@@ -32,7 +32,7 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
   });
 }
 
-// Launches a pass likewise, for a call that may have trees. `paths` is then the trees' table.
+// Launches a pass in the same way, for a call that may have trees. `paths` is then the trees' table.
 template <class Params>
 void launch_pass(const char* pass, const Params& p, const std::uint32_t* paths, const AttentionGrid& g, int narrow_lds,
                  int wide_lds, int device, Stream stream) {

@@ -10,7 +10,7 @@ constexpr int kTeam = 32;
 RLK_DEVICE int team_lane() { return thread_id() % kTeam; }
 RLK_DEVICE int team_id() { return thread_id() / kTeam; }  // the team's index in the block
 
-// The value of lane `lane` of the team. The lanes may pass different `lane`.
+// The value of lane `lane` of the team. Lanes may pass different values of `lane`.
 RLK_DEVICE float shuffle_team(float value, int lane RLK_HERE_PARAMETER) {
   return shuffle_xor(value, team_lane() ^ lane RLK_HERE_ARGUMENT);
 }

@@ -34,7 +34,7 @@ std::string path_of(void* library) {
 }
 
 // The runtime that the process has already loaded, under any name that a framework's wheel gave it. A second runtime
-// could not use the streams and memory of the first.
+// could not use the streams and memory of the first runtime.
 void* loaded_library() {
   std::string path;
   dl_iterate_phdr(
@@ -67,7 +67,7 @@ struct Loaded {
 };
 std::array<Loaded, kMaxDevices> loaded;
 
-// The bundle of a kernel's operator. The operator is the longest one with whose name the kernel's name begins, since
+// The bundle of a kernel's operator. The kernel's name begins with the operator's name. The longest match counts, since
 // linear_logprob begins with linear, too. An operator's only kernel may have the operator's name.
 const RlkHipBundle& bundle_of(const std::string& kernel) {
   const RlkHipBundle* found = nullptr;

@@ -1,5 +1,5 @@
 // AMD's HIP runtime, looked up at the first call with an array on an AMD GPU. libamdhip64 is opened by name and used
-// through its stable C interface. So one build serves ROCm 6 and 7, and neither needs to be installed.
+// through its stable C interface. One build therefore serves ROCm 6 and 7, and neither needs to be installed.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ class Runtime {
  public:
   static const Runtime& get();
 
-  int device_count() const;  // throws Unsupported where there is none
+  int device_count() const;  // throws Unsupported without a device
 
   struct Grid {
     std::int64_t x, y;

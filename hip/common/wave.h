@@ -1,5 +1,5 @@
-// The primitives of HIP kernels: ids, wave operations, block barrier, LDS, matrix instructions. On a GPU they are
-// instructions of a 64-lane wave; on the host they are emulated (hip/emulation).
+// The primitives of HIP kernels: ids, wave operations, block barrier, LDS, matrix instructions. A GPU runs each
+// operation as instructions of a 64-lane wave; the host emulates it (hip/emulation).
 //
 // All 64 lanes of a wave must reach a wave operation together, and all lanes of a block a barrier. The hardware does
 // not report a violation; the emulation does.

@@ -1,10 +1,10 @@
-// wave.h on a GPU (gfx90a and gfx942). It uses only compiler builtins, so that no ROCm header is needed.
+// wave.h on a GPU (gfx90a and gfx942). The header uses only compiler builtins, so that no ROCm header is needed.
 #pragma once
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-// An attribute between RLK_KERNEL and the kernel's name. It limits registers, so that at least this many waves fit on a
-// SIMD unit.
+// An attribute between RLK_KERNEL and the kernel's name. The attribute limits registers, so that at least this many
+// waves fit on a SIMD unit.
 #define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT
@@ -54,7 +54,7 @@ RLK_DEVICE T in_vector(T x) {
 RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// Adds to a counter in LDS, or to one in global memory that all blocks share.
+// Adds to a counter in LDS, or to a counter in global memory that all blocks share.
 template <class To, class T>
 RLK_DEVICE void atomic_add(To* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
@@ -64,7 +64,7 @@ RLK_DEVICE void atomic_add(To* to, T value) {
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];
 RLK_DEVICE unsigned char* lds() { return rlk_lds; }
 
-// The same pointer in the global address space. Accesses through it wait for no LDS instruction and delay none.
+// The same pointer in the global address space. Accesses through it neither wait for LDS instructions nor delay them.
 template <class T>
 RLK_DEVICE T* global_pointer(T* p) {
   return (T*)(__attribute__((address_space(1))) T*)p;

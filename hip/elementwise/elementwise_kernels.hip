@@ -1,8 +1,7 @@
 // Kernels of elementwise operators, under the names that the host looks up. Bound by HBM: each input is read once, each
-// output is written once. A thread takes a vec8 of a row's columns. If rows are not whole, aligned vec8s, it takes
-// eight columns that lie apart. It reads the elements that it will overwrite before it writes any, so an output may be
-// an input.
-// Compiled for gfx90a and gfx942, and for the emulation.
+// output is written once. A thread takes a vec8 of a row's columns. If rows are not whole, aligned vec8s, a thread
+// takes eight columns that lie apart. A thread reads the elements that it will overwrite before any write, so an output
+// may be an input. Compiled for gfx90a and gfx942, and for the emulation.
 #include "hip/common/vec8.h"
 #include "hip/elementwise/launches.h"
 #include "kernels/rows/elementwise_formulas.h"
@@ -20,7 +19,8 @@ RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
   return r;
 }
 
-// Loads a thread's eight columns from `from` on: neighbours, or columns `step` apart among the `left` remaining ones.
+// Loads a thread's eight columns from `from` on: neighbours, or columns `step` apart among the `left` remaining
+// columns.
 template <class T, bool kVector>
 RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
   Eight<T> x;

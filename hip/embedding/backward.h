@@ -72,7 +72,7 @@ RLK_DEVICE void embedding_rows_kernel(const EmbeddingBackwardParams& p, std::int
   }
 }
 
-// A wave clears rows one after another. If the call has no tokens, no row has one.
+// Each wave clears several rows in turn. If the call has no tokens, no row has a token.
 template <class Unit>
 RLK_DEVICE void embedding_clear_kernel(const EmbeddingBackwardParams& p, std::int64_t first_block,
                                        const EmbeddingWorkspace& w) {

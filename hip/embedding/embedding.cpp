@@ -14,7 +14,7 @@ namespace {
 
 RowLayout rows_apart(std::int64_t stride) { return {std::int64_t{1} << 32, 0, stride}; }
 
-// Bytes of all parts of the workspace. Sets the pointers of the workspace if one is given.
+// Bytes of all parts of the workspace. Sets the pointers of the workspace if a workspace is given.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
   std::int64_t bytes = 0;
   const auto part = [&](auto* pointer, std::int64_t count) {
@@ -32,7 +32,7 @@ std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
 // Sorts the keys and returns them.
 const EmbeddingKey* sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, int device, Stream stream) {
   const std::int64_t tiles = ceil_div(p.num_tokens, kSortTile);
-  int bits = 1;  // bits of a row index, and of num_rows, which stands for none
+  int bits = 1;  // bits of a row index, and of num_rows, which stands for "no row"
   while (p.num_rows >> bits != 0) ++bits;
   const int passes = static_cast<int>(ceil_div(bits, kDigitBits)), width = static_cast<int>(ceil_div(bits, passes));
   const EmbeddingKey* from = nullptr;

@@ -29,7 +29,7 @@ constexpr int kWindow = 16;
 constexpr std::size_t kEmbeddingLds = kEmbeddingLevels * kSliceColumns * sizeof(float);
 constexpr int kClearRows = 16;  // rows per block
 
-// The sort key of a token. The upper half is its row, or num_rows if it has none; the lower half its index.
+// The sort key of a token. The upper half is its row, or num_rows without a row; the lower half its index.
 using EmbeddingKey = std::uint64_t;
 struct EmbeddingDigit {
   int shift, width;  // in a key, bits

@@ -46,7 +46,7 @@ constexpr std::size_t kStackBytes = 64 << 10;
 
 #if defined(__x86_64__)
 // The pointer of a suspended stack; the callee-saved registers lie on its top. ucontext's functions would make two
-// system calls per switch. Under the address sanitizer they would also clear the shadow of a whole stack.
+// system calls per switch. Under the address sanitizer, exceptions would also clear the shadow of a whole stack.
 struct Context {
   void* top = nullptr;
 };

@@ -1,8 +1,9 @@
 // wave.h on the host. A block's lanes are fibers of one thread, and they meet at the operations below.
 //
-// It checks that all lanes of a wave reach each wave operation, and all threads of a block each barrier, from the same
-// line. It also checks that nothing depends on the order of waves (launch them forward, backward, shuffled), or on what
-// LDS held before (NaN in every word). The emulation cannot show timing, real concurrency inside a wave, or the driver.
+// The emulation checks that all lanes of a wave reach each wave operation, and all threads of a block each barrier,
+// from the same line. The emulation also checks that nothing depends on the order of waves (launch them forward,
+// backward, shuffled), or on what LDS held before (NaN in every word). The emulation cannot show timing, real
+// concurrency inside a wave, or the driver.
 #pragma once
 
 #include <cstddef>

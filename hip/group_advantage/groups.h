@@ -1,4 +1,4 @@
-// group_advantage: each wave computes one group. Both halves of the wave do the same work, and one writes.
+// group_advantage: each wave computes one group. Both halves of the wave do the same work, and one half writes.
 #pragma once
 
 #include "hip/common/wave.h"

@@ -1,7 +1,7 @@
 // The matrix products of linear for gfx90a and gfx942. A block of four waves computes a tile of outputs. Operands pass
-// through two LDS buffers: the block fills one while it multiplies the other. The order is rule 1's: each output is one
-// accumulator, to which matrix instructions add contraction indices in ascending order. 32x32x8 is half a step of 16,
-// 16x16x16 a whole one. Large products are bound by the matrix units, small ones by reading the weight once.
+// through two LDS buffers: the block fills one stage while it multiplies the other. The order is rule 1's: each output
+// is one accumulator, to which matrix instructions add contraction indices in ascending order. 32x32x8 is half a step
+// of 16, 16x16x16 a whole step. Large products are bound by the matrix units, small ones by reading the weight once.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -12,7 +12,7 @@
 
 namespace rlk::hip {
 
-enum class Fold { kNone, kTree, kAscending };  // how segments are added: there is one; rule 2; rule 9
+enum class Fold { kNone, kTree, kAscending };  // how segments are added: one sum; rule 2's tree; rule 9's order
 
 // A wave's outputs, in the layout of its matrix instructions.
 template <class Tile>
@@ -91,14 +91,14 @@ RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>&
   }
 }
 
-// Adds dot products over contraction indices [begin, end) to the sums. The whole block calls it; waves without outputs
-// only load.
+// Adds dot products over contraction indices [begin, end) to the sums. The whole block calls this function;
+// waves without outputs only load.
 template <class Operand, class Tile, class LoadA, class LoadB>
 RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64_t begin, std::int64_t end,
                     WaveSums<Tile>& sums) {
   constexpr int kStageK = Tile::kStageK, kSteps = kStageK / 16;
   if (begin >= end) return;
-  int buffer = 0;  // the buffer that is filled
+  int buffer = 0;  // the buffer that is being filled
   const auto stage = [&] { return reinterpret_cast<std::uint16_t*>(lds()) + buffer * kStageElements<Tile>; };
   const auto load = [&](std::int64_t k) {
     a.load(k, end);
@@ -118,7 +118,7 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) multiply_step<Operand>(stage(), place, step, sums);
     }
-    buffer ^= 1;  // every wave has finished reading it since the last barrier
+    buffer ^= 1;  // since the last barrier no wave reads this buffer
     store();
   }
   // The last stage, full or partial; +0 fills up its last step.
@@ -156,7 +156,7 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
   }
 }
 
-// The initial values: the first block of tokens is added to them, or a single dot product begins with them.
+// The initial values: the first block of tokens is added to the sums, or a single dot product begins with the sums.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll

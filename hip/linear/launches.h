@@ -13,8 +13,8 @@ constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
 constexpr int kGemmBlocks = 2;     // minimum number of blocks per compute unit: one multiplies while the other loads
 
 // A tile: the waves of a block, and the matrix instructions (kMfma x kMfma) of a wave. LDS holds two stages of kStageK
-// contraction indices of both operands. The sizes are not measured. They let two large or three small blocks fit on a
-// compute unit.
+// contraction indices of both operands. The sizes are not measured. These sizes let two large or three small blocks fit
+// on a compute unit.
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };
@@ -42,7 +42,7 @@ struct GemmOperand {
   bool vectors;  // rows are whole vectors of the size that a lane loads at once, aligned to it
 };
 constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
-constexpr int kAcrossRows = 4;  // elements that it loads at once from each of four rows across it
+constexpr int kAcrossRows = 4;  // elements that a lane loads at once from each of four rows across the tile
 
 // out[i, j] = the dot product of a's row i and b's row j. The contraction is cut into segments, and the kernel adds up
 // their dot products: as a tree (rule 2), or ascending from `initial` if that is given (rule 9). A single dot product

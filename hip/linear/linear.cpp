@@ -47,7 +47,7 @@ void launch_gemm(int device, Stream stream, const char* what, DType t, GemmParam
 
 }  // namespace
 
-// All sums stay in registers, even those of segments and of blocks of tokens.
+// All sums stay in registers, even sums of segments and of blocks of tokens.
 
 void linear(const LinearParams& p, int device, Stream stream) {
   check_linear(p);

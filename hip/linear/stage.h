@@ -1,9 +1,9 @@
 // A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
 //
 // LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in vec4s of four 16-bit
-// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. So the
-// 16 lanes that LDS serves together, each at the same vec4 of its own row, hit all 32 banks. Elements past the
-// operand's edges are +0.
+// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. The 16
+// lanes that LDS serves together, each at the same vec4 of its own row, hit all 32 banks. Elements past the operand's
+// edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -41,7 +41,7 @@ RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
   return x;
 }
 // Elements [first, first + 4) of a row. Elements from `end` > 0 on are replaced by the last element before `end`. No
-// load depends on a branch, so none waits.
+// load depends on a branch, so no load waits for one.
 RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
   Vec4 x = 0;
 #pragma unroll
@@ -62,7 +62,7 @@ class AlongRows {
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Loads rows from `first` on. Past the last row, it loads the last row again; no output of these is stored.
+  // Loads rows from `first` on. Past the last row, it loads the last row again; their outputs are not stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -112,7 +112,8 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Loads columns from `first` on. Past the last column, it loads another one again; no output of these is stored.
+  // Loads columns from `first` on. Past the last column, it loads an earlier column again; their outputs are not
+  // stored.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
@@ -151,7 +152,7 @@ class AcrossRows {
   }
 
  private:
-  // Eight neighbouring lanes read 64 bytes of a row. Their writes to LDS have few bank conflicts.
+  // Eight neighbouring lanes read 64 bytes of a row. The lanes' writes to LDS have few bank conflicts.
   static RLK_DEVICE int vec4(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;

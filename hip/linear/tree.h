@@ -1,4 +1,4 @@
-// Sums values, which arrive one after the other, by a perfect binary tree over their index.
+// Sums values, which arrive in turn, by a perfect binary tree over their index.
 #pragma once
 
 #include "rlk/base.h"
@@ -8,12 +8,12 @@ namespace rlk::hip {
 
 RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(earlier, sum); }
 
-// The sum of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two of them.
+// The sum of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two values.
 template <class Value, int kLevels>
 class TreeSum {
  public:
-  // Takes value `index`, and sets it to the sum of the largest complete subtree that ends with it. For the last of a
-  // power of two this is the whole sum.
+  // Takes value `index`, and sets it to the sum of the largest complete subtree that ends with it. After a power of two
+  // of values, this is the sum of all.
   RLK_DEVICE void take(int index, Value& value) {
     bool complete = true;
 #pragma unroll

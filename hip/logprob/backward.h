@@ -9,7 +9,8 @@
 
 namespace rlk::hip {
 
-// Marks the kept columns of the block's segment. Returns false if the row is not restricted. The whole block calls it.
+// Marks the kept columns of the block's segment. Returns false if the row is not restricted. The whole block calls this
+// function.
 RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, std::int64_t target, int first,
                              std::uint32_t* bitmap) {
   const KeptRange kept = kept_range(p, row);

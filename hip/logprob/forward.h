@@ -90,7 +90,7 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   return status;
 }
 
-// A lane's four columns of a vec8, as z; those past the leaf's last are -Inf, which contributes nothing.
+// A lane's four columns of a vec8, as z; columns past the leaf's last are -Inf, which contributes nothing.
 template <class T>
 RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf, int first, int columns, float inverse,
                           float (&z)[kHalf]) {

@@ -14,8 +14,8 @@
 namespace rlk::hip {
 namespace {
 
-// Rows of one launch. The second dimension of a grid limits these rows, and so does the workspace, which has a node for
-// each group of each row.
+// Rows of one launch. The second dimension of a grid limits these rows. The workspace, which has a node for each group
+// of each row, limits them too.
 std::int64_t rows_of_launch(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19, kMostRows = 65535;
   return std::min(kMostRows, kMostNodes / grid.nodes);

@@ -19,7 +19,7 @@ struct WhitenTeam {
   }
 };
 
-// Count, minimum and maximum of a lane's tokens, then of a block's.
+// Count, minimum and maximum of a lane's tokens, then of a block's tokens.
 struct WhitenCounts {
   std::int64_t n = 0;
   float least = infinity(), largest = -infinity();
@@ -124,7 +124,7 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
     const float of_team = team_lane() < kWhitenTeams ? block.sums()[team_lane()] : 0.0f;
     tree.take(sum_over_lanes<kWhitenTeams>(block.team(), of_team));
   }
-  // Bad offsets make the sum NaN, and so the mean and all tokens.
+  // Bad offsets make the sum NaN, and therefore the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     const WhitenCounts all = counts_of_block(counts);

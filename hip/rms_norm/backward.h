@@ -72,7 +72,7 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
   }
 }
 
-// Each thread sums one column. It adds the groups of 8192 rows as a tree, one block of rows after another.
+// Each thread sums one column. The thread adds the groups of 8192 rows as a tree, one block of rows after another.
 template <class T>
 RLK_DEVICE void rms_norm_fold_kernel(const RmsNormBackwardParams& p, std::int64_t first_block) {
   constexpr int kLevels = 7;

@@ -1,5 +1,5 @@
-// rms_norm forward: a wave or a block reads a row twice, the second time from the cache. It serves any width and
-// alignment. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
+// rms_norm forward: a wave or a block reads a row twice, the second time from the cache. The kernel serves any width
+// and alignment. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
 #pragma once
 
 #include "hip/rms_norm/row.h"
@@ -12,8 +12,8 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   const bool exists = at.row < p.num_rows;
   const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
   const auto* x = row_at<T>(p.x, p.x_rows, row);
-  // Without a residual any pointer serves, since it is not read. With a null pointer the compiler would not know the
-  // address space.
+  // Without a residual any pointer serves, since the kernel does not read it. With a null pointer the compiler would
+  // not know the address space.
   const bool adds = p.residual != nullptr;
   const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);
   float lane = 0.0f;

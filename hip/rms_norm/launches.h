@@ -11,7 +11,7 @@ namespace rlk::hip {
 
 constexpr int kNormThreads = kRmsNormLanes;  // threads per block: four waves
 static_assert(kVec8 == kRmsNormLaneColumns);
-// A wave computes a row of at most this many columns; a block computes a wider one.
+// A wave computes a row of at most this many columns; a block computes a wider row.
 constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 

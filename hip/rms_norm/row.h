@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-// Weights plus the offset. They have the rows' type or float32, and are 1 if there is no weight.
+// Weights plus the offset. Weights have the rows' type or float32, and are 1 if there is no weight.
 template <class T, bool kVector, class Params>
 RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64_t count) {
   Columns w;

@@ -1,9 +1,9 @@
 // rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token,
 // which all of its heads share, come from a cache.
 //
-// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. These are the
-//   first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four whole pairs.
-//   Separate threads copy columns that are not rotated.
+// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. The two ranges
+//   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four
+//   whole pairs. Separate threads copy columns that are not rotated.
 // Elements: a thread rotates one pair of one head, with any width and alignment.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace rlk::hip {
 
-// Rounds a value to type T. A NaN becomes canonical when it is stored.
+// Rounds a value to type T. The store makes a NaN canonical.
 template <class T>
 RLK_DEVICE float as_element(float x) {
   if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
@@ -67,8 +67,8 @@ RLK_DEVICE RopeAngle<float> angle_of_pair(const RopeParams& p, const RopeRows& r
           angle_at<T>(p, p.cos.data, rows.cos + b), p.transposed ? -sin_a : sin_b};
 }
 
-// kCount values of T or float32 in the precision of the products. They have up to 16 bytes and are aligned to their
-// total size.
+// kCount values of T or float32 in the precision of the products. The values have up to 16 bytes and are aligned to
+// their total size.
 template <class T, int kCount>
 RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t at, float* to) {
   const auto load = [&](auto t) {
@@ -168,7 +168,7 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // the last copied vec8 may be alone
+          if (column >= head_dim) continue;  // the last copied vec8 may lack a partner
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }

@@ -35,7 +35,7 @@ rlk_scatter_rewards_spread_blocks(rlk::ScatterRewardsParams p, std::int64_t firs
                                           rlk::hip::TokenGpu::shared<rlk::SpreadShared>());
 }
 
-// A separate kernel: inside the one above the compiler would no longer know which pointers point to global memory.
+// A separate kernel: inside the kernel above, the compiler would no longer know which pointers point to global memory.
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_rest(rlk::ScatterRewardsParams p, std::int64_t first_block) {
   rlk::clear_spread_rest<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x());

@@ -7,7 +7,7 @@
 namespace rlk::hip {
 
 // If sequences have at most kWaveTokens tokens on average, a wave takes each tile. Up to kLeastBlockTokens a block
-// takes the smallest tile that it can, above that the largest.
+// takes the smallest tile that it can, above kLeastBlockTokens the largest.
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {

@@ -63,7 +63,7 @@ struct Extremes {
 };
 RLK_HD Extremes no_extremes() { return {-infinity(), -infinity(), infinity(), 0x7fffffff}; }
 
-// Sets n and constant; sets mean and std if they need no sum. Returns whether they need one.
+// Sets n and constant; sets mean and std if they need no sum. Returns whether they need a sum.
 RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, const Extremes& e, GroupStatistics* g) {
   g->n = n;
   g->any_nan = any_nan;

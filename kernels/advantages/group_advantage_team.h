@@ -148,7 +148,7 @@ inline std::int64_t workspace_bytes_of_teams(const GroupAdvantageParams& p) {
 RLK_DEVICE std::int64_t group_id(const GroupAdvantageParams& p, std::int64_t i) {
   return load_index(p.group_ids, p.index_dtype, i);
 }
-// One merge pass for the index at place `at`.
+// Does one merge pass for the index at place `at`.
 RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool from_first, std::int32_t at) {
   merge_index<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
                            run, at, order_memory(p, from_first), order_memory(p, !from_first));

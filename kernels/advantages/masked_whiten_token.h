@@ -21,7 +21,7 @@ inline void check_masked_whiten(const MaskedWhitenParams& p) {
   RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
 }
 
-// Takes the sum of all values that count, and the least and the largest of them, NaNs left out.
+// Takes the sum of all values that count, and the least and largest of these values, without NaNs.
 RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
   WhitenStatistics s;
   s.n = n;

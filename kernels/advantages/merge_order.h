@@ -26,7 +26,8 @@ inline bool order_begins_first(std::int64_t num) {
   for (std::int64_t run = kOrderRun; run < num; run *= kMergeWays) first = !first;
   return first;
 }
-// Calls merge(length of sorted runs, whether they are in the first array) for each pass; a pass writes the other array.
+// Calls merge(length of sorted runs, whether the runs are in the first array) for each pass; a pass writes the other
+// array.
 template <class F>
 void for_each_merge(std::int64_t num, const F& merge) {
   bool from_first = order_begins_first(num);
@@ -70,7 +71,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
   for (int k = thread; k < left; k += kOrderThreads) Memory::global(order)[first + k] = shared.indices[k];
 }
 
-// Moves the index at place `at` of sorted runs to its place in the run that kMergeWays of them make.
+// Moves the index at place `at` of sorted runs to its place in the merged run of kMergeWays runs.
 template <class Memory, class Key>
 RLK_HD void merge_index(const Key& key, std::int32_t num, std::int32_t run, std::int32_t at, const std::int32_t* sorted,
                         std::int32_t* order) {

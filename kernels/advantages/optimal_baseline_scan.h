@@ -1,6 +1,6 @@
 // optimal_token_baseline on a GPU, for every vendor. First a block scans each sequence, a chunk at a time from either
 // end. Then the blocks of a group process its positions, one thread per position. A workspace carries W of every token,
-// and each sequence's number of tokens that count, from the first step to the second.
+// and each sequence's number of tokens that count, from the first step to the second step.
 #pragma once
 
 #include "kernels/advantages/optimal_baseline_token.h"

@@ -2,8 +2,8 @@
 // sequence; on the CPU a wave is one lane. Spans that may share a token are added one after another. Each token belongs
 // to one lane throughout, so additions come in the order of the spans.
 //
-// Gpu has the members listed in kernels/tokens/lane_passes.h and wave_barrier(). After it, a lane's earlier writes are
-// visible to the other lanes of its wave.
+// Gpu has the members listed in kernels/tokens/lane_passes.h and wave_barrier(). After wave_barrier(), a lane's earlier
+// writes are visible to the other lanes of its wave.
 #pragma once
 
 #include "kernels/advantages/reward_terms.h"
@@ -90,7 +90,8 @@ class RewardSequence {
     });
     return found;
   }
-  // The last (or first) token that any lane found in the chunk, as a bit of this lane; 0 if another lane has it.
+  // This lane's bit of the last (or first) token that any lane found in the chunk; 0 if another
+  // lane has it.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
     std::uint32_t most = 0;  // distance from the other end of the chunk, plus one
     RLK_UNROLL
@@ -142,8 +143,8 @@ class RewardSequence {
     }
     return true;
   }
-  // Adds spans at once if they do not overlap, as for turns, and the last or first token of each one counts. Their
-  // tokens are then distinct, so one lane adds each span. If any span is of another kind, none is added.
+  // Adds all spans at once if they do not overlap, as with turns, and each one's last or first token counts. Their
+  // tokens are then distinct, so one lane adds each span. If any span is of another kind, the function adds none.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;
@@ -202,8 +203,8 @@ class RewardSequence {
   float lagrange_ = 0.0f;
 };
 
-// Blocks of the pass over sequences, where each wave takes a sequence. The pass over tokens leaves results for it, one
-// per tile.
+// Blocks of the pass over sequences, where each wave takes a sequence. The pass over tokens leaves results for this
+// pass, one per tile.
 template <class Gpu>
 std::int64_t reward_blocks(const Sequences& q) {
   return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;

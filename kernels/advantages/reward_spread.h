@@ -2,8 +2,8 @@
 // A block keeps the sequence's mask as bits, with the count before each word. Two look-ups then count a span's tokens.
 // After that it writes each token once, a vector at a time.
 // HBM bandwidth bounds this pass. If tokens have no rewards of their own, it is the only pass: it reads the mask once
-// and writes the outputs. Otherwise it follows the pass over tokens, and touches only vectors that hold a span or the
-// sequence's reward.
+// and writes the outputs. Otherwise this pass follows the pass over tokens, and touches only vectors that hold a span
+// or the sequence's reward.
 #pragma once
 
 #include <limits>
@@ -13,7 +13,7 @@
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, less one for an empty span that ends the
+    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, minus one for an empty span that ends the
                         // list
 constexpr int kMostSpreadParts = 32;
 
@@ -23,7 +23,7 @@ bool spreads_by_blocks(const ScatterRewardsParams& p, int tile) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
   return spreads(p) && tile != kWaveTile<Gpu> && p.sequences.num_tokens <= kMost && p.num_spans <= kMost;
 }
-// Blocks per sequence; each of them reads the whole mask.
+// Blocks per sequence; each block reads the whole mask.
 inline int spread_parts(const Sequences& q, int tile) {
   const std::int64_t tiles = mean_length(q) >> tile;
   return static_cast<int>(tiles < 1 ? 1 : tiles < kMostSpreadParts ? tiles : kMostSpreadParts);
@@ -82,14 +82,13 @@ class RewardSpread {
   }
 
  private:
-  // Whether tokens already hold their own values, from the earlier pass or from this one.
+  // Whether tokens already hold their own values, from the earlier pass or from this pass.
   enum class Written : int { kNot, kBefore, kHere };
   static constexpr int kRewardThread = kTokenThreads / 2;  // thread that handles the sequence's own values
   static constexpr int kNowhere = -kVec4, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
-  // These values stay in vector registers. As wave-uniform values that live over a loop, they would exceed the SGPR
-  // budget.
+  // These values stay in vector registers. Wave-uniform values that live over a loop would exceed the SGPR budget.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
   }
@@ -108,7 +107,7 @@ class RewardSpread {
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
 
-  // Index of this thread's span, counted from the next one. The last threads process spans, since the first threads
+  // Index of this thread's span, counted from the next span. The last threads process spans, since the first threads
   // wait for the mask.
   RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
@@ -130,7 +129,7 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane makes a copy. Without it the compiler selects between the address of an argument and an address in
+      // of_lane makes a copy. Without a copy the compiler selects between the address of an argument and an address in
       // global memory.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
@@ -204,7 +203,7 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // Index of the first turn that ends after the position, or of a turn after all positions if none does.
+  // Index of the first turn that ends after the position, or of a turn after all positions.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -244,7 +243,8 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // Writes positions up to `end` that all get the same value: the positions of a turn, or those before the turn `span`.
+  // Writes positions up to `end` that all get the same value: the positions of a turn, or the positions before the turn
+  // `span`.
   struct Run {
     int span, end;
     float reward, combined;
@@ -341,7 +341,7 @@ class RewardSpread {
   int length_;
   MaskStretch<Gpu> mask_;
   int stretch_ = -1;  // stretch that is loaded
-  // Number of the sequence's spans before the first invalid one, and number of loaded spans.
+  // Number of the sequence's spans before the first invalid span, and number of loaded spans.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
   int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
@@ -351,7 +351,7 @@ class RewardSpread {
 // index among the further blocks.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // There is no loop, since in a loop HIP's compiler would forget that the arrays are not in shared memory.
+  // The code has no loop, since in a loop HIP's compiler would forget that the arrays are not in shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);

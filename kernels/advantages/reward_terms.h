@@ -28,7 +28,7 @@ inline void check_scatter_rewards(const ScatterRewardsParams& p) {
             "scatter_rewards: ref_logprob is given, one a token");
 }
 
-// Turns -0 into +0, and every NaN into the canonical one.
+// Turns -0 into +0, and every NaN into the canonical NaN.
 template <class F>
 RLK_HD F finished_reward(F x) {
   return canonical(add_rn(x, broadcast<F>(0.0f)));

@@ -1,6 +1,6 @@
-// Pass over tokens of scatter_rewards for tokens with neither a reward of their own nor a KL term. It writes 0, or NaN
-// if the offsets of a sequence are bad or the Lagrange weight is not finite. HBM bandwidth bounds this pass. It reads
-// one byte of mask per token, and writes outputs as whole vectors for any place of a sequence.
+// Pass over tokens of scatter_rewards for tokens with neither a reward of their own nor a KL term. The pass writes 0,
+// or NaN if the offsets of a sequence are bad or the Lagrange weight is not finite. HBM bandwidth bounds this pass. The
+// pass reads one byte of mask per token, and writes outputs as whole vectors for any place of a sequence.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"

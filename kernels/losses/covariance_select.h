@@ -41,7 +41,7 @@ RLK_DEVICE void covariance_clear(const CovarianceWorkspace& w, std::int64_t bloc
 }
 
 // State of the select after the counts of `pass`: the digits of the last chosen key that are known so far. All threads
-// of the block must call it.
+// of the block must call this function.
 template <class Gpu>
 RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShared* shared) {
   constexpr int kEach = kSelectBins / kSelectThreads;
@@ -63,7 +63,7 @@ RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShar
     shared->sums[thread] += other;
     Gpu::barrier();
   }
-  // At most `remaining` candidates are left, so all of them are chosen.
+  // At most `remaining` candidates are left, so the selection takes all of them.
   if (before.remaining >= shared->sums[kSelectThreads - 1]) return {~std::uint64_t{0}, 0};
   const int shift = select_shift(pass);
   const std::uint32_t end = shared->sums[thread], begin = end - sum;
@@ -143,7 +143,7 @@ RLK_DEVICE void covariance_priorities(const CovarianceMaskParams& p, const Covar
   add_counts<Gpu>(in_global(w.shared), 0, shared);
 }
 
-// Digits of `pass`, appended to those of `previous`.
+// Digits of `pass`, appended to the digits of `previous`.
 template <class Gpu>
 RLK_DEVICE void covariance_digits(const CovarianceMaskParams& p, const CovarianceWorkspace& w, std::int64_t count,
                                   int previous, int pass, std::int64_t block, std::int64_t blocks,

@@ -32,7 +32,7 @@ struct SelectState {
   std::uint32_t remaining;  // number of chosen tokens with these digits; 0: the select is done
 };
 
-// Values that all tokens read, and values that one pass of a GPU leaves for the next.
+// Values that all tokens read, and values that one pass of a GPU leaves for the next pass.
 struct CovarianceShared {
   float mean_advantage, mean_logprob;
   std::int32_t broken;  // cuts that do not ascend

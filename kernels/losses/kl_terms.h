@@ -8,15 +8,15 @@
 
 namespace rlk {
 
-// Limits of e for k3 times a ratio. Above the first, the product is computed as a difference of two exponentials. The
-// second is the largest e of K itself.
+// Limits of e for k3 times a ratio. Above the first limit, the product is computed as a difference of two exponentials.
+// The second exponential is the largest e of K itself.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K as a function of e alone, and its slope along e. `most` is the largest e of k3.
+// K as a function only of e, and its slope along e. `most` is the largest e of k3.
 template <class F>
 RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
@@ -51,7 +51,7 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
 template <class F>
 struct KlRatio {
   F log, ratio;
-  F share;             // a token's share in the slope of the ratio; 0: none
+  F share;             // a token's share in the slope of the ratio; 0: no share
   MaskOf<F> of_token;  // true where the ratio's log is logprob - old_logprob, without a limit
 };
 // K times a ratio, its slope along the token's logprob, and the ratio's part of that slope. `k` is limited by kKlMost.
@@ -82,7 +82,7 @@ RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, co
   const F shared = sub_rn(closed, scaled_by(sub_rn(one, x.share), value));
   return {value, select(held, scaled_by(x.share, value), select(x.share == zero, along, shared))};
 }
-// With straight_through the limit applies to the value alone, not to the slope.
+// With straight_through the limit applies only to the value, not to the slope.
 template <class F>
 RLK_HD F limited_slope(F value, float limit, F slope, bool straight_through) {
   return straight_through ? slope : inside_or(value, -limit, limit, slope, broadcast<F>(0.0f));
@@ -95,7 +95,7 @@ RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
-// One pass over tokens without sums. It gives values, or gradients if the incoming gradient is given.
+// One pass over tokens without sums. The pass gives values, or gradients if the incoming gradient is given.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   static constexpr bool kMayBePacked = false;

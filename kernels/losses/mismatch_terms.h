@@ -24,8 +24,8 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
             "mismatch_metrics: logprob_rollout, one a token");
 }
 
-// Whether x and y have different bits; all NaN count as one. Vectors compare only floats, which makes +0 equal to -0.
-// So the bits of 1 are added to the bits of a zero, which gives 1 or -1.
+// Whether x and y have different bits; all NaNs count as equal. Vectors compare only floats, which makes +0 equal to
+// -0. Therefore the bits of 1 are added to the bits of a zero, which gives 1 or -1.
 template <class F>
 RLK_HD MaskOf<F> differ(F x, F y) {
   constexpr std::int32_t kOne = 0x3f800000;
@@ -49,7 +49,7 @@ enum : int {  // sums of kMismatchDifferences
   kSumChi2,
   kDifferenceSums,
 };
-// Sums of kMismatchProbabilities: 1 minus the probabilities, then the probabilities; likewise the maxima.
+// Sums of kMismatchProbabilities: 1 minus the probabilities, then the probabilities; then the maxima in the same order.
 constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
 constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the other bins are counted with the probabilities

@@ -40,7 +40,7 @@ enum PolicySum : int {
 };
 constexpr int kPolicyMaxima = 3;
 enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
-// Statistics of the first pass. It runs only if a token's policy term needs sums over its sequence.
+// Statistics of the first pass. The first pass runs only if a token's policy term needs sums over its sequence.
 enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,
@@ -572,7 +572,7 @@ struct PolicyTokenTerms : EverySum {
     sum[kSumImportance] = w;
     sum[kSumImportanceSquared] = mul_rn(w, w);
     sum[kSumMismatch] = mismatch;
-    // Inputs of a masked token are 0, and so are its other terms.
+    // Inputs of a masked token are 0, and its other terms are 0 too.
     if (!kClipped) sum[kSumPpoKl] = where(mask, sum[kSumPpoKl]);
     sum[kSumRatio] = where(mask, sum[kSumRatio]);
     sum[kSumImportance] = where(mask, sum[kSumImportance]);

@@ -91,7 +91,7 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-// ORPO. Its slopes use 1 minus the probabilities, since 1 / (1 - e^v) could overflow where the slopes do not.
+// ORPO. The slopes use 1 minus the probabilities, since 1 / (1 - e^v) could overflow where the slopes do not.
 RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
                                        const PreferenceElement& rejected) {
   if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};
@@ -226,7 +226,7 @@ RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   Memory::global(p.rejected.d_policy)[i] = one_nan(d_l);
 }
 
-// Element i of kKto, where the chosen ones precede the rejected ones.
+// Element i of kKto, where chosen answers precede rejected answers.
 template <class Memory>
 RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
   const bool rejected = i >= p.chosen.num;

@@ -124,7 +124,7 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
-// Results in addition to the weights and `kept`: none, the mean of the weights, or the inputs of the metrics.
+// Results in addition to the weights and `kept`: no mean, the mean of the weights, or the inputs of the metrics.
 enum class ImportanceForm { kAlone, kNormalized, kMeasured };
 RLK_HD ImportanceForm form_of(const ImportanceWeightsParams& p) {
   if (p.metrics != nullptr) return ImportanceForm::kMeasured;
@@ -184,7 +184,8 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// The Batch of importance_weights. Its total holds the metrics and the mean weight, by which all weights are divided.
+// The Batch of importance_weights. The batch's total holds the metrics and the mean weight, by which all weights are
+// divided.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };

@@ -100,7 +100,7 @@ struct ValueTokenTerms : EverySum {
     }
     out[0] = canonical(where(mask, weighted(f.weight, slope)));
 
-    clear(sums);  // inputs of a masked token are 0, and so are its terms
+    clear(sums);  // inputs of a masked token are 0, and its terms are 0 too
     sums->sum[kSumValueLoss] = loss;
     sums->sum[kSumValue] = v;
     sums->sum[kSumReturn] = r;

@@ -119,7 +119,8 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
   }
 }
 
-// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all that are left if `last`. With `edges` it
+// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all remaining vectors if `last`. With `edges`
+// it
 // also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy words
 // where both sides are aligned.
 constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // bytes at the head, in the middle, at the tail

@@ -1,5 +1,6 @@
-// Prefix sum of pack_layout by one block of a GPU, for CUDA and HIP. It takes a tile of lengths at a time, and loads
-// the next tile ahead. Neighbouring threads read and write neighbouring memory; each thread adds neighbouring lengths.
+// Prefix sum of pack_layout by one block of a GPU, for CUDA and HIP. The scan takes a tile of lengths at a time, and
+// loads the next tile ahead. Neighbouring threads read and write neighbouring memory; each thread adds neighbouring
+// lengths.
 #pragma once
 
 #include <cstdint>
@@ -96,8 +97,8 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
 
 }  // namespace pack_detail
 
-// The lengths are the caller's, or those that the pass over the mask left in cu_seqlens. barrier() synchronises the
-// block.
+// The lengths are the caller's, or the lengths that the pass over the mask left in cu_seqlens. barrier() synchronises
+// the block.
 template <class Memory, class Barrier>
 RLK_HD void pack_scan_block(const PackLayoutParams& p, int thread, PackScanShared& shared, const Barrier& barrier) {
   const auto scan = [&](const auto* lengths) {

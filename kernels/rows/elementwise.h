@@ -13,8 +13,9 @@
 //     static RLK_DEVICE void apply(const Params& p, const V (&in)[kInputs], V (&out)[kOutputs]);
 //   };
 //
-// Every backend calls apply() with its own type V of columns. each(f, in[0], ...) applies f to the numbers of each
-// column. apply() may set out[i] to numbers or to columns. The backend rounds them to dtype when it stores them.
+// Every backend calls apply() with its own vector type V of columns. each(f, in[0], ...) applies f to the numbers of
+// each column. apply() may set out[i] to numbers or to columns. The backend rounds outputs to dtype when it stores
+// them.
 #pragma once
 
 #include "rlk/base.h"
@@ -39,7 +40,7 @@ struct Rows {
     return true;
   }
 };
-// An input that may be null. Each of its elements then reads as -0, which changes no sum.
+// An input that may be null. Each element of a null input reads as -0, which changes no sum.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct OptionalRows : Rows<kPointer, kLayout, kBeside> {
   static constexpr bool kOptional = true;
@@ -68,7 +69,7 @@ constexpr bool kIsNull = false;
 template <>
 inline constexpr bool kIsNull<const decltype(nullptr)> = true;
 
-// Whether two arrays have the same row offsets, as the halves of a packed row do. One offset then serves both.
+// Whether two arrays have the same row offsets, as the halves of a packed row do. One offset then serves both arrays.
 RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
   return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
 }

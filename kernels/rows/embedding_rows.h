@@ -25,7 +25,7 @@ RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::in
 
 // The tree over a block's groups, for one row. The walk visits only groups that hold a token of the row, ascending, and
 // leaves out subtrees without a token. After each group it adds up all subtrees that end before the next visited group.
-// `pending` has a bit for each level at which a left subtree waits for the right one.
+// `pending` has a bit for each level at which a left subtree waits for the right subtree.
 struct EmbeddingTree {
   unsigned pending = 0;
 

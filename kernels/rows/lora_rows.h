@@ -28,7 +28,7 @@ inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float*
   return p;
 }
 
-// `rounded`: [num_rows, lora_rank], dtype. It is u for sums of hidden states, and v for sums of gradients.
+// `rounded`: [num_rows, lora_rank], dtype. The rounding gives u for sums of hidden states, and v for sums of gradients.
 inline TreeSumParams lora_rounding(const Head& head, std::int64_t num_rows, const float* sums, void* rounded) {
   TreeSumParams p;
   p.parts[0] = sums;

@@ -31,8 +31,8 @@ struct LabelCut {
   }
   RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
 };
-// The packed token whose id is the label of local token `local`, or -1 if it has no label. [begin, begin + length) is
-// the sequence of cut.searched(local).
+// The packed token whose id is the label of local token `local`, or -1 for a token without a label. [begin, begin +
+// length) is the sequence of cut.searched(local).
 RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
                                  std::int64_t begin, std::int64_t length) {
   std::int64_t t = cut.searched(local);
@@ -168,7 +168,7 @@ RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std:
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
   return ends_at<Memory>(p, p.end, first, at) ? 2 * (at + 1) : 0;
 }
-// Whether a position inside an open turn is the model's.
+// Whether the model wrote the position, which lies inside an open turn.
 template <class Memory>
 RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64_t length, std::int64_t at) {
   for (int k = 0; k < p.end.length && !p.include_end; ++k) {

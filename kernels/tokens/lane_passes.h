@@ -27,7 +27,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// These masks stay in vector registers, since a wave on HIP lacks scalar registers for them.
+// These masks stay in vector registers, since a wave on HIP lacks scalar registers for the masks.
 template <>
 struct CountType<float> {
   using Type = int;
@@ -60,8 +60,8 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
-// All ones where a token counts. The compiler does not recognise the code as a comparison. It would keep a comparison's
-// result in a predicate register, of which there are only seven.
+// All ones where a token counts. The compiler does not recognise the code as a comparison. Otherwise it would keep a
+// comparison's result in a predicate register, of which there are only seven.
 template <class T>
 RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #if defined(__CUDA_ARCH__)
@@ -76,7 +76,7 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens. With kWhole all of them exist, and their address is a multiple of their size or of 16
+// The mask of a lane's tokens. With kWhole all tokens exist, and their address is a multiple of their size or of 16
 // bytes. `bits` are the bits of an element that make it count.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
@@ -136,7 +136,7 @@ RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
     x[i] = of(kept, Gpu::shuffle_xor(sent, kDistance));
   }
 }
-// `of` is the sum of two values, or another commutative operation on them.
+// `of` adds two values, or another commutative operation on them.
 template <class Gpu, class Of>
 RLK_DEVICE float scattered(float (&x)[kLowerSums], const Of& of) {
   exchange<Gpu, 1, 2>(x, of);
@@ -150,7 +150,7 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
-// Computes four sums over the tokens of a step, in all lanes. Returns the one of this lane (sum_index).
+// Computes four sums over the tokens of a step, in all lanes. Returns this lane's sum (sum_index).
 template <class Gpu>
 RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   constexpr int kEach = kPerLane<Gpu>;
@@ -214,7 +214,7 @@ class WaveSums {
  private:
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
-  std::uint32_t most_[kMaxima] = {};  // bit patterns: for floats that are not negative they have the floats' order,
+  std::uint32_t most_[kMaxima] = {};  // bit patterns: bits of nonnegative floats, which have the floats' order,
                                       // with a NaN above all
 };
 template <class Gpu, int kMaxima>
@@ -254,7 +254,7 @@ RLK_DEVICE T* at_address(std::uintptr_t address) {
 #endif
 }
 // kWhole: all tokens of the wave exist, and their arrays are aligned. This function only loads, so that all loads are
-// in flight before the first is waited for.
+// in flight before the first wait.
 template <class Gpu, class Terms, bool kWhole>
 RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params& p, const LaneArrays<Gpu, Terms>& at,
                                                     int offset, int count, typename Gpu::Tokens (&in)[Terms::kInputs]) {
@@ -323,7 +323,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   RLK_UNROLL
   for (int i = 0; i < kOutputs; ++i) at.output[i] = Gpu::of_lane(at.output[i]);
   at.mask = Gpu::of_lane(at.mask);
-  // Number of steps with a token, and number of those whose lanes all have aligned tokens.
+  // Number of steps with a token, and number of steps whose lanes all have aligned tokens.
   const std::int64_t rest = span.length - first;
   const int left = rest < steps * kStep ? static_cast<int>(rest) : steps * kStep;
   const int last = (left + kStep - 1) / kStep, whole_steps = aligned ? left / kStep : 0;

@@ -1,6 +1,6 @@
 // A sequence's mask on a GPU, one stretch of positions at a time, for a block of kTokenThreads. Each position has a
-// bit, and each word has the number of bits set before it. So two look-ups count the scored tokens between any two
-// positions.
+// bit, and each word has the number of bits set before it. Two look-ups therefore count the scored tokens between any
+// two positions.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"
@@ -10,7 +10,7 @@ namespace rlk {
 
 constexpr int kStretch = 1 << 15;  // positions that a block holds at a time
 constexpr int kStretchWords =
-    kStretch / 32 + 2;  // the first word may begin with unused bits, and a word of zeros follows the last
+    kStretch / 32 + 2;  // the first word may begin with unused bits, and a word of zeros follows the last word
 
 RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
@@ -51,7 +51,8 @@ class MaskStretch {
   RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)
       : mask_at_(mask_at), length_(length), shared_(shared) {}
 
-  // Call it once all threads have finished with the previous stretch. meanwhile() runs while the loads are in flight.
+  // Call load() once all threads have finished with the previous stretch. meanwhile() runs while the loads are in
+  // flight.
   template <class Meanwhile>
   RLK_DEVICE void load(const TokenMask& mask, int stretch, const Meanwhile& meanwhile) {
     load_bits(mask, stretch);
@@ -90,7 +91,7 @@ class MaskStretch {
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // Through this copy HIP's compiler knows that the flags are in global memory; through the reference it would not.
+    // Through this copy HIP's compiler knows that the flags are in global memory; not through the reference.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;

@@ -1,4 +1,4 @@
-// Passes over tokens on a GPU of any vendor, for an operator with a Batch (terms.h). They run one after another:
+// Passes over tokens on a GPU of any vendor, for an operator with a Batch (terms.h). The passes run in this order:
 //   statistics   sums of each tile, if tokens need a value of their sequence or numbers of tokens
 //   sequences    sums of each sequence, with the values for its tokens; counts over all sequences
 //   tokens       the terms of tokens: their outputs, and the sums of each tile
@@ -44,7 +44,7 @@ RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWork
 template <class Gpu, class Batch, int kGroup, class Terms, class... More>
 RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
                              int tile, std::int64_t block, WaveResults* shared) {
-  // The value is read here. Next to the read of the denominator, clang would select between two addresses, one of which
+  // The value is read here. Next to the read of the denominator, clang would select between two addresses, of which one
   // may be in LDS.
   const bool has_pass_before = Batch::needs_pass_before(p);
   token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {

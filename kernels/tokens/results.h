@@ -1,5 +1,5 @@
 // Results of a batch of tokens one at a time, so that each thread can compute one. Nearly all are a sum, a count or a
-// maximum of the batch's totals. Some are divided by the number of tokens or of sequences.
+// maximum of the batch's totals. Some totals are divided by the number of tokens or of sequences.
 #pragma once
 
 #include <cstddef>

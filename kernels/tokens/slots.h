@@ -1,6 +1,6 @@
 // Work over tokens is cut into tiles of 2^tile positions of a sequence. Each tile has a slot of its own in a workspace.
-// The first slot of packed sequence s is floor(begin / 2^tile) + s. This leaves some slots unused, but needs no sum
-// over the lengths of other sequences. Packed tokens outside every sequence have the last slots, as if they were
+// The first slot of packed sequence s is floor(begin / 2^tile) + s. This numbering leaves some slots unused, but needs
+// no sum over the lengths of other sequences. Packed tokens outside every sequence have the last slots, as if they were
 // sequence num_sequences.
 #pragma once
 

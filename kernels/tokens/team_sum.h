@@ -1,7 +1,7 @@
 // Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also has writes(). writes()
 // tells whether this lane stores results, since both halves of a wave of 64 may do the work of the same team. A Block
-// has a Team, its number in the block, the number of teams (a power of two, at most 32), and barrier(). Its sums() are
-// shared floats, one per team.
+// has a Team, its number in the block, the number of teams (a power of two, at most 32), and barrier(). The team's
+// sums() are shared floats, one per team.
 #pragma once
 
 #include <type_traits>

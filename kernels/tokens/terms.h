@@ -34,8 +34,8 @@ using MaskOf = typename MaskType<F>::Type;
 constexpr int kTokenCounts = 6;
 constexpr int kTokenMaxima = 4;  // maxima of values that are not negative
 
-// The type of a count's addends: a mask for a single token. For a lane's several tokens it is the number that count, so
-// that no mask is kept.
+// The type of a count's addends: a mask for a single token. For a lane's several tokens the addend is the number of
+// tokens that count, so no mask is kept.
 template <class F>
 struct CountType {
   using Type = MaskOf<F>;
@@ -66,8 +66,8 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Base of terms that add every sum over the tokens. In other terms, sums_upper(p) tells whether this holds. If it does
-// not, upper_sum gives the last four sums from the tile's number of tokens.
+// Base of terms that add every sum over the tokens. Any other class of terms says by sums_upper(p) whether it adds
+// every sum. If not, upper_sum gives the last four sums from the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;

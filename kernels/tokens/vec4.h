@@ -1,5 +1,5 @@
-// Four neighbouring tokens in the registers of a GPU's lane. They have the functions of math/ieee.h, so the formulas of
-// kernels/ and math/ run on them. One uniform branch serves four tokens, and their instructions overlap.
+// Four neighbouring tokens in the registers of a GPU's lane. Vec4s have the functions of math/ieee.h, so the formulas
+// of kernels/ and math/ run on them. One uniform branch serves four tokens, and their instructions overlap.
 #pragma once
 
 #include "rlk/math/exp.h"
@@ -74,7 +74,7 @@ RLK_HD Vec4Mask operator>=(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4Mask operator==(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
-// True if neither is NaN and they are not equal; one instruction.
+// True if the values differ and neither is NaN; one instruction.
 RLK_HD Vec4Mask is_apart(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] < b.v[i] || a.v[i] > b.v[i] ? -1 : 0; });
 }
@@ -104,8 +104,8 @@ RLK_HD Vec4 select(const Vec4Mask& c, const Vec4& yes, const Vec4& no) {
   return vec4_of<Vec4>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
 }
 
-// canonical() for the result of a multiplication, whose NaN is 0x7fffffff on CUDA. That integer exceeds those of all
-// numbers, so this is one instruction.
+// canonical() for the result of a multiplication, whose NaN is 0x7fffffff on CUDA. That integer exceeds the integers of
+// all numbers, so one instruction suffices.
 RLK_HD Vec4 canonical_product(const Vec4& a) {
 #if defined(__CUDA_ARCH__)
   return vec4_of<Vec4>([&](int i) { return float_of(min(bits_of(a.v[i]), bits_of(canonical_nan()))); });

@@ -36,7 +36,7 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// A scale divided by a denominator: 0 for a denominator of 0; NaN for one that is negative, infinite or NaN.
+// A scale divided by a denominator: 0 for a denominator of 0; NaN for a denominator that is negative, infinite or NaN.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
@@ -94,7 +94,7 @@ struct LossBatch {
     set_weights(p, totals, f.tokens, &f);
     return f;
   }
-  // Both are 0 if no result depends on them.
+  // Both numbers are 0 if no result depends on them.
   template <class Context>
   static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
     PolicyTotals totals = {0, 0};

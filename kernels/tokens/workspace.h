@@ -1,4 +1,4 @@
-// Splits a GPU's passes over tokens into blocks, and lays out the memory that one pass leaves for the next.
+// Splits a GPU's passes over tokens into blocks, and lays out the memory that one pass leaves for the next pass.
 #pragma once
 
 #include <type_traits>
@@ -23,7 +23,7 @@ inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
 
-// Few sequences with few tiles go to one block, one sequence per thread. This needs no exchange with other blocks.
+// Few sequences with few tiles go to one block, one sequence per thread. This case needs no exchange with other blocks.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
 inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequences) {
@@ -56,7 +56,7 @@ inline std::int64_t map_blocks(std::int64_t count) {
 template <class Batch>
 struct TokenWorkspace {
   typename Batch::Shared* shared;            // [1]
-  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: first those of the first pass, then those of the pass over
+  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: first the first pass's, then the partials of the pass over
                                              // tokens
   typename Batch::Factors* factors;          // [num_sequences]
   TotalsOf<Batch>* blocks;                   // [gather_blocks]

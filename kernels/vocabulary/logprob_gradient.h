@@ -16,7 +16,7 @@ struct BackwardRow {
   float minus_a;  // fl(a - g), the factor of columns other than the target
 };
 struct SmoothedRow : BackwardRow {
-  float d;  // term of label smoothing, which every column gets; 0 without it
+  float d;  // term of label smoothing, which every column gets; 0 without smoothing
 };
 RLK_DEVICE float of_every_column(const BackwardRow&) { return 0.0f; }
 RLK_DEVICE float of_every_column(const SmoothedRow& r) { return r.d; }

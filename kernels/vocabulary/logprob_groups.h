@@ -72,7 +72,7 @@ RLK_DEVICE Group group_of_row(const GroupGrid& grid, int index) {
   return {part, index - part * grid.groups_per_part};
 }
 
-// Columns of a group. They are neighbours in memory even if the group holds several parts.
+// Columns of a group. The columns are neighbours in memory even if the group holds several parts.
 struct GroupColumns {
   int first;  // global column
   int count;  // 0 or negative if the group has no valid column
@@ -87,7 +87,7 @@ RLK_DEVICE GroupColumns group_columns(const GroupGrid& grid, Group group) {
 // One lane's leaf in a group.
 struct LeafSpan {
   int first;    // global column
-  int columns;  // 0 if the lane has none
+  int columns;  // 0 if the lane has no column
 };
 RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
   int part = group.part, leaf = group.step * kGroupLeaves + lane;
@@ -101,7 +101,7 @@ RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
   return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
 }
 
-// Leaf of a group that holds a global column, or -1 if none does.
+// Leaf of a group that holds a global column, or -1 if no leaf does.
 RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t column) {
   const GroupColumns columns = group_columns(grid, group);
   if (column < columns.first || column >= columns.first + columns.count) return -1;

@@ -1,5 +1,5 @@
-// Label smoothing of a row whose logprob and lse, or statistics, are already written. It sums the row's z by rule 5's
-// tree; shared by CUDA and HIP. HBM bandwidth bounds the kernel, since it reads each logit once more.
+// Label smoothing of a row whose logprob and lse, or statistics, are already written. The pass sums the row's z by rule
+// 5's tree; shared by CUDA and HIP. HBM bandwidth bounds the kernel, since the kernel reads each logit once more.
 //
 // A Block is kSmoothingThreads threads; 32 neighbours are a team. It has lane() in the team, number() of the team,
 // shuffle_xor(value, mask) within it, barrier() of all, and nodes(), which are kMostSmoothingNodes shared floats.

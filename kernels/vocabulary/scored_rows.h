@@ -1,5 +1,5 @@
 // Gathers rows of hidden states for a product: side by side, with zeros for rows that are not scored, so that their
-// contents have no effect. It also moves rows of their gradients back to their places.
+// contents have no effect. The pass also moves rows of their gradients back to their places.
 #pragma once
 
 #include <cstdint>

@@ -48,7 +48,7 @@ struct Case {
   std::size_t shift = 0;                   // bytes off any alignment
   Data data = Data::kNormal;
   float spread = 1.0f;  // factor of q; other data is normal
-  float bias = 0.0f;    // added to normal elements of q, and subtracted from those of k
+  float bias = 0.0f;    // added to normal elements of q, and subtracted from normal elements of k
   bool dlse = true;
   unsigned seed = 1;
 
@@ -92,7 +92,7 @@ class Problem {
       input.parents = case_.parents.data();
       input.cu_seqlens_k = input.cu_seqlens_q;
     }
-    // Sinks of four kinds: they dominate a row, hardly count, contribute nothing, or make their rows NaN.
+    // Sinks of four kinds: sinks that dominate a row, hardly count, contribute nothing, or make their rows NaN.
     constexpr float kSinks[] = {0.3f, -2.5f, 40.0f, -1e30f, 0.0f, 1e-30f, -INFINITY, -700.0f};
     for (std::int64_t h = 0; h < c.q_heads; ++h) sinks_.push_back(kSinks[(h + c.seed) % std::size(kSinks)]);
     if (c.data == Data::kSpecial && c.q_heads > 1) sinks_[1] = c.seed % 2 == 0 ? INFINITY : NAN;

@@ -1,4 +1,4 @@
-// Compares a case of attention with the contract's reference. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// Compares a case of attention with the contract's reference. The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // A second implementation of attention, slow and independent of the backends, written from the contract,
-// ops/attention.h. It gives the bit patterns of every output. It shares only the formats and the functions of math/
-// with the backends.
+// ops/attention.h. The reference gives the bit patterns of every output. The reference shares only the formats and the
+// functions of math/ with the backends.
 #pragma once
 
 #include <algorithm>
@@ -167,7 +167,7 @@ inline float exponential(float s, float c, float m, Exp exp) {
 // The order of rule 6, and orders that a test may use instead to see that the order decides bits.
 struct Order {
   std::int64_t split = 0;                        // in keys; 0: rule 6's sizes, which grow with the key's number
-  std::int64_t block = 128, block_of_wide = 64;  // in keys; the second is for a head_dim above 128
+  std::int64_t block = 128, block_of_wide = 64;  // in keys; the second number is for a head_dim above 128
   bool grouped = true;                           // a step of l's chains adds the sum of 32 keys, otherwise one key
   bool reciprocal = true;                        // out = O * fl(1 / l); otherwise O / l
   bool flushed = false;                          // a scaled sum below 2^-126 is +0
@@ -337,7 +337,7 @@ struct BackwardPatterns {
   Patterns dsinks;  // gradient of the sinks
 };
 
-// p and ds of a query's keys, rounded to dtype. Keys that it does not see are left out.
+// p and ds of a query's keys, rounded to dtype. Keys that the query does not see are left out.
 struct Weights {
   Row q, dout, p, ds;
   std::vector<bool> seen;

@@ -7,7 +7,7 @@
 namespace covariance_test {
 
 // Every third batch is kKl or kEntropy. Ratios choose no token, some, or all; seeds have more than 32 bits. Some
-// batches have equal covariances: advantages with few values and log-probabilities with one.
+// batches have equal covariances: advantages with few values and log-probabilities with a single value.
 struct Batch : rollout_test::Batch {
   rlk::CovarianceMaskParams params;
 

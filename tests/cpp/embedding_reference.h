@@ -1,5 +1,6 @@
 // A second implementation of embedding, slow and independent of the backends, written from the contract,
-// ops/embedding.h. It shares only the formats with the backends (linear_reference.h reads and rounds patterns).
+// ops/embedding.h. The reference shares only the formats with the backends (linear_reference.h reads and rounds
+// patterns).
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // A second implementation of gae, discounted_returns and vtrace, slow and independent of the backends, written from the
-// contract, ops/gae.h. It shares only the exponential with the backends.
+// contract, ops/gae.h. The reference shares only the exponential with the backends.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Runs of a backend of linear for the tests: matrices with canaries around them, every way to run the backend, and a
-// byte-for-byte comparison of a call with linear_reference.h. The backend is the CPU's, with every instruction set and
+// byte-for-byte comparison of a call with linear_reference.h. The backend is the CPU with every instruction set and
 // number of threads. With RLK_TEST_HIP it is HIP's on the stand-in runtime, with every order of lanes and waves.
 #pragma once
 
@@ -38,7 +38,7 @@ inline constexpr DType kDtypes[] = {DType::kBFloat16, DType::kFloat16};
 constexpr bool kWholeElements = true;  // addresses are multiples of the element size
 constexpr bool kCanonicalNan = false;  // false: all NaNs count as equal
 
-// The stand-in's device has the architecture that the arithmetic names, if it names one.
+// The stand-in's device has the architecture that the arithmetic names, if it names an architecture.
 inline void set_device(Arithmetic arithmetic) {
   setenv("RLK_STANDIN_ARCH", arithmetic == Arithmetic::kGfx90a ? "gfx90a" : "gfx942", 1);
 }
@@ -153,7 +153,7 @@ inline std::uint32_t random_pattern(std::mt19937& random, DType t, Data data) {
 // Rows of `columns` elements anywhere in memory that is otherwise filled with a canary.
 class Matrix {
  public:
-  // Rows lie `stride` elements apart, backward in memory where it is negative, `shift` bytes off any alignment.
+  // Rows lie `stride` elements apart, backward in memory if negative, `shift` bytes off any alignment.
   Matrix(std::int64_t num_rows, std::int64_t columns, DType t, std::int64_t stride, std::size_t shift = 0)
       : Matrix(num_rows, columns, t, RowLayout{num_rows > 0 ? num_rows : 1, 0, stride}, shift) {}
   Matrix(std::int64_t num_rows, std::int64_t columns, DType t) : Matrix(num_rows, columns, t, columns) {}

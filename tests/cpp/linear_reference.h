@@ -1,6 +1,6 @@
 // A second implementation of linear, slow and independent of the backends, written from the contract, ops/linear.h.
-// Every function gives the bit patterns of its outputs, row after row. It shares only the formats and the model of one
-// step with the backends.
+// Every function gives the bit patterns of its outputs, row after row. The reference shares only the formats and the
+// model of one step with the backends.
 #pragma once
 
 #include <bit>

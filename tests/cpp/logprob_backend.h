@@ -1,5 +1,5 @@
 // Runs of a backend of logprob for the tests: outputs between canaries, every way to run the backend, and a bit-for-bit
-// comparison of a forward with logprob_reference.h. The backend is the CPU's, with every instruction set and number of
+// comparison of a forward with logprob_reference.h. The backend is the CPU with every instruction set and number of
 // threads. With RLK_TEST_HIP it is HIP's on the stand-in runtime, with every order of lanes and waves.
 #pragma once
 

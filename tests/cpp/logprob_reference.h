@@ -1,5 +1,5 @@
 // Calls of logprob and their expected results: a problem with its memory, and a second implementation of the forward.
-// It is slow, independent of the backends, and written from rules 4 and 5 of docs/numerics.md.
+// The reference is slow, independent of the backends, and written from rules 4 and 5 of docs/numerics.md.
 #pragma once
 
 #include <algorithm>

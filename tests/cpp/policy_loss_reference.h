@@ -1,5 +1,5 @@
-// A second implementation of policy_loss, simple and slow, written from the contract, ops/policy_loss.h. It shares only
-// the elementary functions with the backends; tests/cpp/test_math.cpp tests these.
+// A second implementation of policy_loss, simple and slow, written from the contract, ops/policy_loss.h. The reference
+// shares only the elementary functions with the backends; tests/cpp/test_math.cpp tests these.
 #pragma once
 
 #include <cmath>

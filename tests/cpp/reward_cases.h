@@ -110,7 +110,7 @@ struct Case : rollout_test::Batch {
   }
 };
 
-// Calls that spread the rewards of spans of every kind. In most of them tokens have no rewards themselves. With
+// Calls that spread the rewards of spans of every kind. In most calls tokens have no rewards themselves. With
 // bad_spans, some sequences have an invalid span, as only a GPU accepts. The same case without bad_spans gives the
 // results that the contract requires then.
 struct SpreadCase : Case {

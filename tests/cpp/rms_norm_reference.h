@@ -1,5 +1,5 @@
 // A second implementation of rms_norm, slow and independent of the backends, written from the contract, ops/rms_norm.h.
-// It shares only the formats with the backends (linear_reference.h reads and rounds patterns).
+// The reference shares only the formats with the backends (linear_reference.h reads and rounds patterns).
 #pragma once
 
 #include <cmath>

@@ -16,8 +16,8 @@ using policy_test::kInf;
 using policy_test::kShapes;
 using rlk::Sequences;
 
-// Arrays 0 and 4 are the trainer's and the engine's. A third of the tokens are equal in both; some of these differ in
-// the sign of a zero.
+// Arrays 0 and 4 are the trainer's and the engine's. A third of the tokens are equal in both; some of these tokens
+// differ in the sign of a zero.
 struct Batch : policy_test::Case {
   Sequences sequences;
   rlk::PolicyTokens train, rollout;

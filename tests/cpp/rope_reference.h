@@ -1,5 +1,5 @@
-// A second implementation of rope, slow and independent of the backends, written from the contract, ops/rope.h. It
-// shares only the formats with the backends (linear_reference.h reads and rounds patterns).
+// A second implementation of rope, slow and independent of the backends, written from the contract, ops/rope.h. The
+// reference shares only the formats with the backends (linear_reference.h reads and rounds patterns).
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// A slow second implementation of silu_mul and gelu_mul, written from the contract, ops/silu_mul.h, apart from the
-// backends. It shares with them only the functions of docs/math.md and the formats: linear_reference.h reads and rounds
-// patterns.
+// A slow second implementation of silu_mul and gelu_mul, written from the contract, ops/silu_mul.h, independent of the
+// backends. The reference shares with them only the functions of docs/math.md and the formats: linear_reference.h reads
+// and rounds patterns.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // Tests attention, forward and backward, bit for bit against a second implementation, written from the contract. The
-// backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -33,7 +33,7 @@ TEST_F(Attention, EveryWidthHasTheBitsOfTheContract) {
   }
 }
 
-// Values narrower than keys, in both block widths and in every form. The last pair is DeepSeek's.
+// Values narrower than keys, in both block widths and in every form. DeepSeek uses the last pair of widths.
 TEST_F(Attention, ValuesMayBeNarrower) {
   unsigned seed = 700;
   for (const auto& [head_dim, value_dim] : {std::pair{16, 8}, {72, 64}, {128, 40}, {256, 8}, {192, 128}}) {
@@ -99,7 +99,7 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
         // With kInTurn, each pair of forms runs in only one of the three layouts.
         if (kInTurn && (int(q_form) + int(k_form) + int(layout)) % 3 != 0) continue;
         Case c{{{4, 7}, {2, 30}, {6, 6}}};
-        // With left padding all sequences need the same number of queries; some of these stand before the first key.
+        // With left padding all sequences need the same number of queries; some queries stand before the first key.
         if (q_form == Form::kLeftPadded) c.lengths = {{6, 4}, {6, 30}, {6, 6}};
         c.q_form = q_form;
         c.k_form = k_form;
@@ -219,8 +219,8 @@ TEST_F(Attention, Windows) {
   }
 }
 
-// Softcaps bind, hardly bind, or leave one power of two. There are a window, several blocks of either width, splits,
-// and values that are not finite. A product of -Inf has the score -softcap.
+// Softcaps bind, hardly bind, or leave one power of two. The cases have a window, several blocks of either width,
+// splits, and values that are not finite. A product of -Inf has the score -softcap.
 TEST_F(Attention, Softcaps) {
   unsigned seed = 110;
   for (const float softcap : {0.5f, 20.0f, 50.0f}) {
@@ -241,7 +241,7 @@ TEST_F(Attention, Softcaps) {
 }
 
 // Sinks have every size; some contribute nothing, and some make the rows of their heads NaN. Some rows have only
-// products of -Inf. There are more rows than a group of 64, and several splits.
+// products of -Inf. The cases have more rows than a group of 64, and several splits.
 TEST_F(Attention, Sinks) {
   unsigned seed = 130;
   for (const Data data : {Data::kNormal, Data::kSpecial, Data::kWide}) {
@@ -381,7 +381,7 @@ TEST_F(Attention, SplitsAreCountedFromKeyZero) {
   }
 }
 
-// Shapes for which every part of the order decides bits: more keys than a split, a window that begins inside one,
+// Shapes for which every part of the order decides bits: more keys than a split, a window that begins inside a split,
 // chunks, grouped heads.
 std::vector<Case> cases_of_the_order() {
   constexpr std::int64_t kSplit = 1024;  // size of the first splits

@@ -60,8 +60,8 @@ void check(const Case& c) {
   });
 }
 
-// Widths come from models, and one is no multiple of 16. There are several blocks of keys. Cases are decode, a chunk, a
-// window, sequences shorter than a step and grouped heads; packed, padded on either side, and paged.
+// Widths come from models, and one width is no multiple of 16. The cases have several blocks of keys. Cases are decode,
+// a chunk, a window, sequences shorter than a step and grouped heads; packed, padded on either side, and paged.
 TEST_F(AttentionMma, ShapesOfModelsHaveTheBitsOfRule1) {
   unsigned seed = 300;
   for (const DType dtype : kHalves) {
@@ -162,7 +162,7 @@ TEST_F(AttentionMma, GradientsHaveTheBitsOfRule1) {
 }
 
 // An Inf or NaN among the values in use reaches every row that sees a key of its block, however rows are split into
-// tasks. It reaches no row that sees no key of the block. Pages that no query sees may be invalid.
+// tasks. The NaN reaches no row that sees no key of the block. Pages that no query sees may be invalid.
 TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
   for (const DType dtype : kHalves) {
     for (const std::int64_t window : {0, 3, 40}) {
@@ -189,7 +189,7 @@ TEST_F(AttentionMma, ValuesThatAreNotFiniteReachTheRowsOfTheirBlock) {
 }
 
 // On the CPU a gradient multiplies only the steps of 16 in which its token sees something. A GPU's tiles multiply at
-// least those steps. So a GPU may have NaN where the CPU has a number, and has NaN where the CPU has it.
+// least those steps. A GPU may therefore have NaN where the CPU has a number, and has NaN wherever the CPU has NaN.
 TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
   constexpr std::int64_t kBad = 20;  // a token in use, as key and as query
   for (const bool bad_query : {false, true}) {
@@ -199,7 +199,8 @@ TEST_F(AttentionMma, GradientsTakeTheStepsThatTheirTokenSees) {
     Problem problem(c);
     BackwardCall call(problem);
     const BackwardPatterns clean = call.computed_gradients();
-    // An infinite dout makes ds NaN where its row sees a key. Where it does not, dv's product is 0 * Inf.
+    // An infinite dout makes ds NaN where its row sees a key. Where the row does not see the key, dv's product is 0 *
+    // Inf.
     const AttentionHeads& bad = bad_query ? call.p.dout : call.p.k;
     auto* row = const_cast<std::uint16_t*>(static_cast<const std::uint16_t*>(bad.data)) + kBad * bad.token_stride;
     for (std::int64_t d = 0; d < c.q_heads * c.head_dim; ++d) row[d] = 0x7f80;
@@ -261,8 +262,8 @@ TEST_F(AttentionMma, Float32AndOtherArithmeticsKeepTheirChains) {
   }
 }
 
-// A kernel may leave out a step of 16 keys of which a row sees none. Products of finite values with zeros do not align,
-// and leave any accumulator but -0 unchanged.
+// A kernel may leave out a step of 16 keys if the row sees none of them. Products of finite values with zeros do not
+// align, and leave any accumulator but -0 unchanged.
 TEST(Sm90Mma, AStepOfZeroWeightsChangesNoAccumulator) {
   std::mt19937 random(7);
   for (const DType dtype : kHalves) {

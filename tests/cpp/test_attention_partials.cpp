@@ -1,5 +1,5 @@
 // Tests attention's partials and their merge bit for bit against a second implementation, written from the contract.
-// The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -150,8 +150,8 @@ void check(const Case& c) {
 
 class AttentionPartials : public linear_test::Linear {};
 
-// Rows see splits wholly, in part and not at all. There are sinks, softcaps, windows, values that are not finite, and
-// both block widths.
+// Rows see splits wholly, in part and not at all. The cases have sinks, softcaps, windows, values that are not finite,
+// and both block widths.
 TEST_F(AttentionPartials, HaveTheBitsOfTheContractAndMergeToThoseOfOneCall) {
   unsigned seed = 300;
   for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded, Form::kPaged}) {

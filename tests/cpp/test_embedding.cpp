@@ -1,5 +1,5 @@
 // Tests embedding and the gradient of its table bit for bit against a second implementation, written from the contract.
-// The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Tests gae, discounted_returns and vtrace bit for bit against a second implementation, written from the contract. The
-// backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -243,7 +243,7 @@ TEST(Gae, PackedIsPadded) {
       c.share = 1.0;
       Call padded(c);
       run(padded.p);
-      // Writes the tokens of each row one after another.
+      // Writes the tokens of the rows in order.
       for (std::size_t i = 0; i < c.lengths.size(); ++i) {
         if (c.lengths[i] == 0) continue;
         const std::int64_t row = static_cast<std::int64_t>(i);

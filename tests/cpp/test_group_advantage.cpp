@@ -1,5 +1,5 @@
-// Tests group_advantage bit for bit against a second implementation, written from the contract. The backend is the
-// CPU's, or HIP's with RLK_TEST_HIP.
+// Tests group_advantage bit for bit against a second implementation, written from the contract. The backend is the CPU
+// or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -59,7 +59,7 @@ std::uint32_t bits(float x) {
   return b;
 }
 
-// The inputs of sequences are `stride` apart.
+// The inputs of sequences are `stride` elements apart.
 template <class T>
 std::vector<T> spread(const std::vector<float>& values, std::int64_t stride) {
   std::vector<T> memory(values.size() * static_cast<std::size_t>(stride), static_cast<T>(77));
@@ -153,7 +153,7 @@ void expect_contract(const Case& c, const std::string& where) {
   }
 }
 
-// Groups of one and two; of rollouts; around one chunk and several; and empty ones.
+// Groups of one and two members; groups of rollouts; sizes around one chunk and several; empty groups.
 const std::vector<std::vector<std::int64_t>> kSizes = {
     {1}, {2, 1, 3}, {8, 8, 8, 8}, {127, 1, 128, 129}, {0, 5, 0, 700, 0}, {16, 2, 1, 1, 40, 0, 9}, {5, 5, 5}};
 

@@ -1,5 +1,5 @@
 // Tests importance_weights byte for byte against a second implementation, written from the contract, and against the
-// weights that policy_loss multiplies by. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// weights that policy_loss multiplies by. The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Tests the instruction sets of the CPU backend: their list, their names, and the choice of one.
+// Tests the instruction sets of the CPU backend: their list, their names, and the choice of an instruction set.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

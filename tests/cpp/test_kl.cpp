@@ -1,5 +1,5 @@
 // Tests kl byte for byte against a second implementation, written from the contract, and against the KL term of
-// policy_loss. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// policy_loss. The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>

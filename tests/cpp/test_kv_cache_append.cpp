@@ -1,5 +1,5 @@
 // Tests kv_cache_append byte for byte against a second implementation, written from the contract. The backend is the
-// CPU's, or HIP's with RLK_TEST_HIP.
+// CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -178,7 +178,7 @@ TEST_F(Linear, BiasAndRounding) {
       for (const DType out_dtype : kDtypes) {
         if (dtype == DType::kFloat32 && out_dtype != dtype) continue;
         for (const Data data : {Data::kNormal, Data::kWide, Data::kSpecial}) {
-          // 37 columns are whole vectors and a short one; the bias must not be read past its end.
+          // 37 columns are whole vectors and a short vector; the bias must not be read past its end.
           Matrix x(5, 24, dtype), weight(37, 24, dtype), bias(1, 37, bias_dtype);
           x.fill(11, Data::kNormal);
           weight.fill(12, Data::kNormal);
@@ -258,7 +258,7 @@ TEST_F(Linear, AProductContinuesWhereAnotherEnded) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const DType dtype : kDtypes) {
       if (!allowed(arithmetic, dtype)) continue;
-      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, one for many
+      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, and a tile for many
         for (const DType y_dtype : {dtype, DType::kFloat32}) {
           Matrix x(rows, kIn, dtype, kIn + 5), weight(kOut, kIn, dtype), bias(1, kOut, dtype),
               sums(rows, kOut, DType::kFloat32, kOut + 1);
@@ -534,7 +534,7 @@ TEST_F(Linear, TheDeviceChoosesTheBackend) {
 }
 
 TEST_F(Linear, OffsetsHave64Bits) {
-  // Rows are 2^32 bytes and more apart; only the touched pages are allocated.
+  // Rows lie at least 2^32 bytes apart; only the touched pages are allocated.
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 512, kIn = 20, kOut = 3;
   constexpr std::size_t kBytes = 2 * (2 * kStride + 4096);
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

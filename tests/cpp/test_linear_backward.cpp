@@ -107,7 +107,7 @@ TEST_F(Linear, AnInputGradientContinuesWhereAnotherEnded) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const DType dtype : kDtypes) {
       if (!allowed(arithmetic, dtype)) continue;
-      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, one for many
+      for (const std::int64_t rows : {7, 40}) {  // a tile for few rows, and a tile for many
         for (const DType dx_dtype : {dtype, DType::kFloat32}) {
           Matrix dy(rows, kOut, dtype, kOut + 5), weight(kOut, kIn, dtype), sums(rows, kIn, DType::kFloat32, kIn + 1);
           dy.fill(5, Data::kNormal);

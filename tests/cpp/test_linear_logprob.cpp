@@ -1,5 +1,6 @@
-// Tests linear_logprob on the CPU, or with RLK_TEST_HIP on HIP's stand-in. It must equal logprob of linear, bit for
-// bit. Its gradients must equal those of these two operators, computed by the CPU in the device's arithmetic.
+// Tests linear_logprob on the CPU, or with RLK_TEST_HIP on HIP's stand-in. The operator must equal logprob of linear,
+// bit for bit. Its gradients must equal the gradients of these two operators, computed by the CPU in the device's
+// arithmetic.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -48,8 +49,8 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// The least workspace, some between, the largest useful one, and the operator's own. Bytes after a workspace must not
-// change.
+// The least workspace, sizes between, the largest useful size, and the operator's default. Bytes after a workspace must
+// not change.
 template <class Params, class F>
 void with_workspaces(const WorkspaceRange& range, Params* p, const F& f) {
   ASSERT_LE(range.least, range.most);
@@ -94,7 +95,7 @@ TEST_P(UsualWorkspace, ServesTheCallAndIsSmall) {
   p.head.in_features = p.head.weight_stride = p.dweight_stride = c.features;
   p.dhidden_rows = {c.rows, 0, c.features};
   p.dweight_dtype = c.wide ? DType::kFloat32 : DType::kBFloat16;
-  p.dhidden = p.dweight = reinterpret_cast<void*>(256);  // sizes alone are asked for
+  p.dhidden = p.dweight = reinterpret_cast<void*>(256);  // the call asks only for sizes
   const WorkspaceRange range = linear_logprob_backward_workspace(p, {DeviceType::kCpu, 0});
   EXPECT_LE(range.more, range.least);
   EXPECT_EQ(usual_workspace(range), c.bytes);
@@ -107,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Heads, UsualWorkspace,
                                          UsualCase{32768, 4096, 128256, true, 256 * kMiB},
                                          // float32 sums of dhidden for all rows
                                          UsualCase{32768, 4096, 128256, false, (512 + 256) * kMiB},
-                                         // float32 sums of dweight, since it has fewer rows
+                                         // float32 sums of dweight, since dweight has fewer rows
                                          UsualCase{32768, 4096, 16384, false, (256 + 256) * kMiB}));
 
 // If the other arrays nearly fill 256 MiB, the size is a quarter more than the least.
@@ -541,8 +542,8 @@ TEST_P(LinearLogprobLora, IsAHeadOfMoreFeatures) {
   check(false);
 }
 
-// Some LoRA ranks are multiples of 16 and their rows multiples of 16 bytes, others are not. The number of features is
-// no multiple of a step.
+// Some LoRA ranks are multiples of 16 and their rows multiples of 16 bytes, other ranks are not. The number of features
+// is no multiple of a step.
 INSTANTIATE_TEST_SUITE_P(Shapes, LinearLogprobLora,
                          testing::Values(LoraCase{1, 16, 64, 64, 1}, LoraCase{7, 40, 300, 290, 7, 2.0f},
                                          LoraCase{20, 48, 200, 200, 16, -0.3f, DType::kBFloat16, true}));

@@ -17,7 +17,7 @@ struct Shape {
   int row_blocks, blocks;
   std::vector<int> parts;  // number of columns of each part
 };
-// Row blocks: one; fewer and more items than blocks; a last group of rows that is not full. Parts: one column, one
+// Row blocks: one item; fewer and more items than blocks; a last group of rows that is not full. Parts: one column, one
 // leaf, whole runs, empty; and the vocabularies of Llama 3 and Qwen 2.5.
 const Shape kShapes[] = {{1, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},
                          {64, 132, {16032, 16032, 16032, 16032, 16032, 16032, 16032, 16032}},

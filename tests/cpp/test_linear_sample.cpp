@@ -1,5 +1,5 @@
-// Tests linear_sample on the CPU, or with RLK_TEST_HIP on HIP's stand-in. It must equal the CPU's sample of the CPU's
-// linear in the device's arithmetic, bit for bit, in any workspace.
+// Tests linear_sample on the CPU, or with RLK_TEST_HIP on HIP's stand-in. The operator must equal the CPU's sample of
+// the CPU's linear in the device's arithmetic, bit for bit, in any workspace.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Tests logprob's forward on the CPU, its shards and their merge. Results equal, bit for bit, a second implementation
-// written from rules 4 and 5 of the numerics page. They are within the contract's bounds of results in double. Wrong
+// written from rules 4 and 5 of the numerics page. Results are within the contract's bounds of results in double. Wrong
 // arguments of a C++ caller are rejected.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -153,7 +153,8 @@ TEST_F(Logprob, ColumnsFarBelowTheLargest) {
         p.set(3, j, std::uniform_real_distribution<float>(-900.0f, -300.0f)(random));
         p.set(4, j, std::uniform_real_distribution<float>(-60000.0f, 60000.0f)(random));
         p.set(5, j, j == 1500 ? 30000.0f : -60000.0f + static_cast<float>(j));  // one column has all the probability
-        // The largest logit adds nothing to E. Then only clamped columns add to E, which shows q and its rounding.
+        // The largest logit adds nothing to E. As a result, only clamped columns add to E, which shows q and its
+        // rounding.
         p.set(6, j, j % 128 == 5 ? 0.0f : -1000.0f - static_cast<float>(j % 50));
         p.set(7, j, j % 128 == 5 ? 0.0f : -50.0f - static_cast<float>(j % 100));
       }
@@ -226,7 +227,7 @@ TEST_F(Logprob, EveryNanIsSeenWhereverItStands) {
     for (std::int64_t j = 0; j < p.columns; ++j) {
       for (const std::uint32_t sign : {0u, 0x80000000u}) {
         Problem q = p;
-        // A NaN whose payload is one low bit: comparing the upper bits alone would miss it.
+        // A NaN whose payload is one low bit: a comparison of only the upper bits would miss it.
         if (dtype == DType::kFloat32) {
           q.set(0, j, std::bit_cast<float>(0x7f800001u | sign));
         } else {

@@ -1,5 +1,5 @@
-// Tests masked_whiten bit for bit against a second implementation, written from the contract. The backend is the CPU's,
-// or HIP's with RLK_TEST_HIP.
+// Tests masked_whiten bit for bit against a second implementation, written from the contract. The backend is the CPU
+// or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ void run(MaskedWhitenParams p) {
 // ---- second implementation of the contract
 // ---------------------------------------------------------------------------
 
-using Tokens = std::vector<std::pair<bool, float>>;  // whether it counts, and its value
+using Tokens = std::vector<std::pair<bool, float>>;  // whether the token counts, and its value
 
 float sum(const std::vector<float>& v) { return sum_test::tree(v) + 0.0f; }
 
@@ -175,7 +175,8 @@ void expect_contract(const Case& c, const std::string& where) {
   }
 }
 
-// Lengths: one token; around a chunk; several chunks, and more than a block has teams; empty ones; many short ones.
+// Lengths: one token; sizes around a chunk; several chunks, and more than a block has teams; empty sequences; many
+// short sequences.
 const std::vector<std::vector<std::int64_t>> kLengths = {
     {1}, {127, 128, 129}, {0, 3, 0, 1500, 4}, std::vector<std::int64_t>(140, 3), {5, 2100}, {0, 0}};
 

@@ -355,7 +355,7 @@ TEST(Math, TheSigmoidOfEvery16BitNumberNeedsOneNewtonStep) {
 
 // An instruction that multiplies bfloat16 may replace fp32's product followed by a rounding. The product of two 8-bit
 // significands is exact except below 2^-133, where no product is near enough to a tie. Tries every significand and
-// exponent of one operand, and many of the other.
+// exponent of one operand, and many values of the other operand.
 TEST(Math, AProductOfBfloat16RoundedTwiceIsRoundedOnce) {
   const auto once = [](double product) {
     int exponent = 0;

@@ -363,7 +363,7 @@ TEST(MmaModel, Sm80AddsTheFirstHalfFirst) {
 TEST(MmaModel, Gfx942CutsDownwardAndRoundsToNearest) {
   EXPECT_EQ(step(MmaUnit::kGfx942, -0x1p-40f, {1.0f}), of(0x3f7fffff));  // the accumulator borrows one bit of 24
   EXPECT_EQ(step(MmaUnit::kGfx942, 0x1p-40f, {1.0f}), 1.0f);
-  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits, so it is rounded away
+  EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {-0x1p-40f}), 1.0f);  // products keep 31 bits, so -2^-40 is rounded away
   EXPECT_EQ(step(MmaUnit::kGfx942, 1.0f, {0x1p-24f}), 1.0f);   // a tie goes to even
   EXPECT_EQ(step(MmaUnit::kGfx942, of(0x3f800001), {0x1p-24f}), of(0x3f800002));
   EXPECT_EQ(step(MmaUnit::kGfx942, 0.0f, {1.0f, -0x1p-26f}), 1.0f);  // a sum of products truncates toward zero
@@ -424,7 +424,7 @@ struct MmaCase {
 
 // Results of an H200, equal for mma.sync and wgmma, recorded from tests/gpu/test_models.cu.
 const MmaCase kSm90Cases[] = {
-    // The exponent of a zero accumulator is ignored. All of these cases fail if it counts as -126.
+    // The exponent of a zero accumulator is ignored. All these cases fail if the exponent counts as -126.
     {DType::kBFloat16, 0x00000000, 0x000051b7,
      "964a 9403 1e4f 1a95 99cc 94e8 9afc 1410 1c13 133d 9677 96f6 9d5a 1648 1956 1417",
      "9f23 17dd 93ec 20fc 1ecf 9cda 1b80 96ea 1e00 9bc0 1f5c 1618 9aa3 9df5 1c1c 1928"},

@@ -1,5 +1,5 @@
-// Tests policy_loss byte for byte against a second implementation, written from the contract. The backend is the CPU's,
-// or HIP's with RLK_TEST_HIP.
+// Tests policy_loss byte for byte against a second implementation, written from the contract. The backend is the CPU
+// or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -196,7 +196,7 @@ TEST(PolicyLoss, PlainTokensHaveTheBitsOfOthers) {
   }
 }
 
-// A lane of CUDA has four tokens at once; each has the bits that it has alone.
+// A lane of CUDA has four tokens at once; each token has the bits that it has alone.
 TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
   using Terms = rlk::PolicyLossTerms;
   for (unsigned seed = 1; seed < 3000; ++seed) {

@@ -1,5 +1,5 @@
 // Every function in the table of operators rejects a negative size, and missing arrays of one element, before it reads or
-// writes. This is tested on the CPU, and on HIP's host side in the HIP build. An operator that is added to operators.inc
+// writes. The test runs on the CPU, and on HIP's host side in the HIP build. An operator that is added to operators.inc
 // is tested, too.
 #include <gtest/gtest.h>
 
@@ -121,7 +121,7 @@ void expect_refusals(const F& call) {
   }
 #include "rlk/operators.inc"
 
-// What a check says about params, or nothing.
+// The message of a check about params, or nothing.
 template <class Check>
 std::string refusal(const Check& check) {
   try {

@@ -1,5 +1,5 @@
 // Tests preference_loss and its gradient bit for bit against a second implementation, written from the contract. The
-// backend is the CPU's, or HIP's with RLK_TEST_HIP. It shares only the functions of math/ with the backends.
+// backend is the CPU or, with RLK_TEST_HIP, HIP. The reference shares only the functions of math/ with the backends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -321,7 +321,7 @@ void check(PreferenceLossParams p, const std::string& text) {
   });
 }
 
-// Log-probabilities of sequences around -30, a few of them extreme.
+// Log-probabilities of sequences around -30, a few extreme.
 Floats logprobs(std::int64_t num, unsigned seed, bool special) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal(-30.0f, 9.0f);
@@ -338,7 +338,7 @@ class PreferenceLoss : public linear_test::Linear {};
 TEST_F(PreferenceLoss, EveryKindAndOptionHasTheBitsOfTheContract) {
   unsigned seed = 0;
   for (int kind = 0; kind <= static_cast<int>(Preference::kKto); ++kind) {
-    // Pairs: none; one; more than a block of threads; more than the eight per lane of a chunk.
+    // Pairs: no pair; one pair; more than a block of threads; more than the eight per lane of a chunk.
     for (const std::int64_t num : {0, 1, 300, 2500}) {
       for (int option = 0; option < (num == 300 ? 12 : 1); ++option) {
         ++seed;

@@ -1,5 +1,5 @@
-// Tests random_bits against the paper's vectors and a second implementation. The backend is the CPU's, or HIP's with
-// RLK_TEST_HIP.
+// Tests random_bits against the paper's vectors and a second implementation. The backend is the CPU or, with
+// RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,5 +1,5 @@
 // Tests rms_norm, forward and gradients, bit for bit against a second implementation, written from the contract. The
-// backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -127,7 +127,7 @@ void check_backward(const Case& c) {
   p.round_before_weight = c.round_before_weight;
   const Backward want = reference(p);
   for_each_backend([&](const std::string& backend) {
-    for (const int wanted : {3, 1, 2}) {  // dx and dweight, or only one of them
+    for (const int wanted : {3, 1, 2}) {  // dx and dweight, or only one gradient
       if (c.rows > 1000 && wanted != c.wanted) continue;
       Matrix got_dx = dx, got_dweight = dweight;
       p.dx = wanted & 1 ? got_dx.data() : nullptr;

@@ -1,5 +1,5 @@
 // Tests sample byte for byte against a second implementation, written from the contract, which sorts. The backend is
-// the CPU's, or HIP's with RLK_TEST_HIP.
+// the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using Wide = unsigned __int128;
 struct Case {
   std::int64_t rows, vocab, valid;
   float scale;        // scale of the logits
-  double levels = 0;  // if not 0, logits are multiples of it, so many are equal
+  double levels = 0;  // if not 0, logits are multiples of `levels`, so many are equal
   std::vector<float> temperature, top_p, min_p;
   std::vector<std::int64_t> top_k, sample_id, position;
   std::vector<std::uint8_t> greedy;
@@ -128,7 +128,7 @@ Wide ceil_share(float share,
   return (product >> shift) + ((product & ((Wide{1} << shift) - 1)) != 0 ? 1 : 0);
 }
 
-// The n best of z, where columns that do not count are -Inf. A stable sort keeps equal ones in id order.
+// The n best of z, where columns that do not count are -Inf. A stable sort keeps equal columns in id order.
 void add_best(const Case& k, const std::vector<float>& z, const rlk::SoftmaxStats& root, float temperature, bool usable,
               std::vector<std::int64_t>* ids, std::vector<float>* logprobs) {
   std::vector<std::int64_t> order;
@@ -653,7 +653,7 @@ TEST(ProcessLogits, HasTheBytesOfTheContract) {
 }
 
 // The closed form of the height is exact for each vocabulary: the longest part fits this tree, and does not fit a lower
-// one.
+// tree.
 TEST(Sample, TheTreeOfAPartHasTheLeastHeight) {
   for (std::int64_t vocab = 1; vocab <= rlk::kSampleVocab; ++vocab) {
     std::int64_t longest = 0;

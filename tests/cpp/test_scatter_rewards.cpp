@@ -1,5 +1,5 @@
 // Tests scatter_rewards byte for byte against a second implementation, written from the contract. The backend is the
-// CPU's, or HIP's with RLK_TEST_HIP.
+// CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct Results {
   std::vector<std::int64_t> lengths;
 };
 
-// The first output begins `shift` elements past a multiple of 16 bytes, and each next one `more` elements further.
+// The first output begins `shift` elements past a multiple of 16 bytes, and each next output `more` elements further.
 Results run(rlk::ScatterRewardsParams p, std::size_t shift = 0, std::size_t more = 0) {
   constexpr float kCanary = -12345.0f;
   constexpr std::size_t kGuard = 16;
@@ -182,7 +182,7 @@ TEST(ScatterRewards, SpreadOverSpansOfEveryKindHaveTheBytesOfTheContract) {
   });
 }
 
-// The last token that counts lies in the second to last stretch, and a span crosses into the last one.
+// The last token that counts lies in the second to last stretch, and a span crosses into the last stretch.
 TEST(ScatterRewards, SpreadRewardsOfALongSequenceWhoseLastTokensAreMasked) {
   constexpr std::int64_t kTokens = 40001, kCounted = 30001;
   std::vector<unsigned char> mask(kTokens);

@@ -1,5 +1,5 @@
 // Tests sequence_logprob and its gradient bit for bit against a second implementation, written from the contract. The
-// backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // Tests shift_labels_packed, loss_mask_from_spans and tool_mask byte for byte against a second implementation, written
-// from the contract. The backend is the CPU's, or HIP's with RLK_TEST_HIP.
+// from the contract. The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// A CUDA thread computes four tokens at once. Each must get the bits that it gets alone.
+// A CUDA thread computes four tokens at once. Each token must get the bits that it gets alone.
 #pragma once
 
 #include <gtest/gtest.h>

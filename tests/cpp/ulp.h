@@ -1,4 +1,4 @@
-// Distance of an fp32 result from an exact one, for the tests and benches of rlk/math.
+// Distance of an fp32 result from the exact result, for the tests and benches of rlk/math.
 #pragma once
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// Every kernel that can serve a call of attention has the CPU's bits, forward and backward. It runs all plans with both
-// exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays must not touch
-// other memory.
+// Every kernel that can serve a call of attention has the CPU's bits, forward and backward. The test runs all plans
+// with both exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays must
+// not touch other memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -207,8 +207,8 @@ void run_cases(unsigned shard, unsigned shards) {
     c.causal = false;
     run(c);
   }
-  // Tiles of 64 queries and blocks of 128 keys, at positions that are no multiples of either; also more queries than
-  // keys.
+  // Tiles of 64 queries and blocks of 128 keys, at positions that are no multiples of these sizes; also more queries
+  // than keys.
   for (const std::int64_t head_dim : {64, 128}) {
     for (const Form form : {Form::kPacked, Form::kPadded, Form::kLeftPadded}) {
       Case c{{{300, 300}, {1, 1}, {130, 333}, {200, 150}, {64, 128}, {0, 5}, {5, 0}}};
@@ -452,8 +452,8 @@ void run_cases(unsigned shard, unsigned shards) {
     c.head_dim = 64;
     run(c);
   }
-  // Splits, complete and partial, for blocks of either width; a window that begins inside one; references that rise;
-  // special values.
+  // Splits, complete and partial, for blocks of either width; a window that begins inside a split; references that
+  // rise; special values.
   const std::int64_t split = attention_split_end(0), second = attention_split_end(split);
   for (const float spread : {1.0f, 60.0f}) {
     Case c{{{3, second + 808}, {2, split + 1}, {5, split}}};
@@ -555,7 +555,7 @@ void run_bad_lists() {
 }  // namespace
 }  // namespace rlk::cuda
 
-// Arguments: the index of a shard and the number of shards; none: all cases.
+// Arguments: the index of a shard and the number of shards; no arguments: all cases.
 int main(int argc, char** argv) {
   using namespace rlk;
   const unsigned shard = argc > 2 ? static_cast<unsigned>(std::atoi(argv[1])) : 0;

@@ -36,7 +36,8 @@ struct Case {
   std::int64_t pad = 0;  // elements between rows
 };
 
-// Numbers of tokens: one; around tiles of the sort and of items, groups, runs and blocks; several blocks. Numbers of
+// Numbers of tokens: one token; sizes around tiles of the sort and of items, groups, runs and blocks; several blocks.
+// Numbers of
 // rows: sorts of one, two and three passes. Ids: one id has a tenth of the tokens or more; one id has all tokens; each
 // id has a few; runs have 15, 16 and 17 tokens. Columns: less than a vec8; several slices; no whole vec8.
 const std::vector<Case> kCases = {
@@ -54,7 +55,7 @@ const std::vector<Case> kCases = {
     {16384, 2, 72, DType::kFloat32, Ids::kUniform},
     {20000, 32, 64, DType::kFloat32, Ids::kEach},        // runs of 16
     {20000, 34, 64, DType::kFloat32, Ids::kEach},        // runs of 15 and 16
-    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // runs of 17 and 18, some of them incomplete
+    {20000, 30, 64, DType::kFloat32, Ids::kEach, true},  // runs of 17 and 18, some incomplete
     {20000, 33, 61, DType::kBFloat16, Ids::kUniform, true},
     {32768, 128256, 16, DType::kBFloat16, Ids::kZipf, true},
     {32768, 50000, 8, DType::kFloat32, Ids::kOne},
@@ -225,7 +226,7 @@ void run_backward(const Case& c, const std::vector<unsigned char>& ids, const On
   }
 }
 
-// One graph is replayed with other ids in the same memory.
+// The test replays one graph with other ids in the same memory.
 void run_graph(std::mt19937* random) {
   const Case c{10000, 5000, 64};
   const auto dy = values(c.tokens * c.columns, c.dtype, random);

@@ -1,5 +1,5 @@
 // The streaming kernel on a device with few multiprocessors (an MPS share, a small GPU). The kernels are the shipped
-// ones; a stand-in for cuda/common/launch.cpp claims so few. The bits must be the CPU's.
+// kernels; a stand-in for cuda/common/launch.cpp reports few multiprocessors. The bits must be the CPU's.
 #include <cuda_runtime.h>
 
 #include <cstdint>

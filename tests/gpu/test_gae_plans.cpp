@@ -31,8 +31,8 @@ struct Case {
                            // count
 };
 
-// Sequences: one token; around a chunk; more chunks than a block's warps; empty; many short ones; unaligned; not
-// 16-byte aligned. Full chunks next to others, also with coefficients that become subnormal, vanish or are zero.
+// Sequences: one token; sizes around a chunk; more chunks than a block's warps; empty; many short sequences; unaligned;
+// not 16-byte aligned. Full chunks next to others, also with coefficients that become subnormal, vanish or are zero.
 const std::vector<Case> kCases = {
     {{1}},
     {{127, 128, 129}, false, DType::kInt32},

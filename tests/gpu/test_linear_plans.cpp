@@ -1,6 +1,6 @@
-// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. It runs the sm_90 plans,
-// over copied parts of operands that TMA cannot read, each plan that reads weights in place, and each tile of the sm_80
-// kernel. The latter takes any layout, and its PTX runs here.
+// Every kernel that can serve a product of linear has the CPU's bits under sm_90 arithmetic. The test runs the sm_90
+// plans, over copied parts of operands that TMA cannot read, each plan that reads weights in place, and each tile of
+// the sm_80 kernel. The sm_80 kernel takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ struct Case {
   int segments = 1;
   DType d_dtype = DType::kBFloat16;
   bool bias = false, addend = false;
-  std::int64_t pad = 0;  // elements between the end of a row of d and the next
+  std::int64_t pad = 0;  // elements between the end of a row of d and the next row
   std::int64_t split =
       0;        // number of rows of x or dy per outer index, where rows have two strides; sm_90 copies such operands
   int odd = 0;  // elements of a row beyond a multiple of 16 bytes; sm_90 copies such rows, or reads them in place
@@ -289,8 +289,8 @@ bool run_case(const Case& c, DType dtype) {
   return same;
 }
 
-// Two rows are so far apart that the number of 16-byte units between them exceeds 32 bits. They have the bits of two
-// near rows.
+// Two rows are so far apart that the number of 16-byte units between them exceeds 32 bits. The far rows have the bits
+// of two near rows.
 bool run_far_rows() {
   constexpr std::int64_t kColumns = 136, kContraction = 200, kFar = (std::int64_t{1} << 34) + 64;
   std::uint16_t* far = nullptr;

@@ -1,6 +1,7 @@
 // Compares the models of sm_90 arithmetic with the hardware. ex2.approx.ftz.f32 is compared over every fp32 argument.
 // One k16 step of mma.sync and wgmma is compared over distributions that reach each corner case of the rule. Formats,
-// the random number generator, and the division of sigmoid and tanh are compared with the host. It can be built alone:
+// the random number generator, and the division of sigmoid and tanh are compared with the host. The file can be built
+// separately:
 //   nvcc -std=c++20 -O2 -gencode=arch=compute_90a,code=sm_90a -I cpp/include tests/gpu/test_models.cu -o test_models
 #include <cuda_runtime.h>
 

@@ -22,11 +22,11 @@ struct Case {
   DType dtype = DType::kBFloat16;
   bool residual = false, weight = true, fp32_weight = false, round_before_weight = false, main_grad = false;
   float weight_offset = 0.0f;
-  std::int64_t pad = 0;  // elements between the end of a row and the next
+  std::int64_t pad = 0;  // elements between the end of a row and the next row
 };
 
-// Numbers of rows: one; a group of 64 and a tail; more groups than fill a block of narrow rows; two blocks of 8192 and
-// a rest. With a residual, more than 1024 rows use other kernels.
+// Numbers of rows: one row; a group of 64 and a tail; more groups than fill a block of narrow rows; two blocks of 8192
+// and a rest. With a residual, more than 1024 rows use other kernels.
 // Columns: a head; around every plan's maximum; widths of models; odd widths without vectors.
 const std::vector<Case> kCases = {
     {1, 8},

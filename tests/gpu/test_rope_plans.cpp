@@ -53,7 +53,7 @@ const std::vector<Case> kCases = {
     {3, 2, 1, 4352, 4352, DType::kBFloat16},
     {3, 2, 1, 300, 298, DType::kFloat32},
     {12, 4, 2, 64, 64, DType::kBFloat16, DType::kFloat32, true, true, false, false, false, 1},
-    // Rows of outputs apart, with angles in the heads' type: lanes of the streams store one head each, or two.
+    // Rows of outputs apart, with angles in the heads' type: each lane of the streams stores one or two heads.
     {700, 32, 8, 128, 128, DType::kBFloat16, DType::kBFloat16, false, false, false, false, false, 8},
     {300, 40, 3, 64, 32, DType::kFloat16, DType::kFloat16, true, false, false, true, false, 16},
     {290, 1, 35, 64, 64, DType::kBFloat16, DType::kBFloat16, true, true, true, false, false, 8},

@@ -45,7 +45,7 @@ struct There {
 };
 
 // Compares the GPU's result of `on_gpu` with the CPU's of `c`. The first output lies `shift` elements off a multiple of
-// 16 bytes, and each further output `more` elements further.
+// 16 bytes, and each next output another `more` elements further.
 void run_case(const reward_test::Case& c, const reward_test::Case& on_gpu, int shift, int more, PlanCheck* check_of) {
   const std::int64_t slots = c.sequences.num_slots();
   // Lengths are compared as two 32-bit halves.

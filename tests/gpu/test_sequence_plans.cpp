@@ -55,8 +55,8 @@ std::vector<std::int32_t> offsets_of(std::int64_t rows, std::int64_t columns, st
   return offsets;
 }
 
-// Lengths: one; around a thread's loads and a chunk; more chunks than one round of a block of a few warps, or of
-// sixteen warps, takes.
+// Lengths: one token; sizes around a thread's loads and a chunk; more chunks than one round of a block of a few warps,
+// or of sixteen warps, takes.
 void run_sums(std::mt19937* random) {
   for (const std::int64_t columns : {1, 64, 255, 256, 700, 1300, 2047, 2048, 2052, 9000, 140000, 600000}) {
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {

@@ -24,7 +24,7 @@ struct Case {
   std::int64_t rows, columns;
   DType dtype = DType::kBFloat16;
   bool packed = false, round_before_mul = false;
-  std::int64_t pad = 0;    // elements between the end of a row and the next
+  std::int64_t pad = 0;    // elements between the end of a row and the next row
   std::int64_t shift = 0;  // elements before the first
   Gates gates = Gates::kNormal;
 };

@@ -78,7 +78,7 @@ class DeviceArrays {
 constexpr std::int64_t kPlanShapes[][2] = {{0, 7},     {3, 0},    {1, 1},     {5, 13},    {70, 3},
                                            {300, 129}, {9, 256},  {2, 1025},  {33, 2048}, {1, 9000},
                                            {130, 40},  {4, 8193}, {2, 20000}, {1, 70000}};
-// Calls run(seed, sequences, longest) for each of them, with several seeds.
+// Calls run(seed, sequences, longest) for each shape, with several seeds.
 template <class Run>
 void for_each_plan_case(const Run& run) {
   unsigned seed = 1;

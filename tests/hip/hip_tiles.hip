@@ -1,5 +1,5 @@
-// The tiles for a GPU. They are compiled to check that the matrix instructions appear, and run under the emulation
-// alone.
+// The tiles for a GPU. The build compiles them to check that the matrix instructions appear; they run only under the
+// emulation.
 #include "hip_tiles.h"
 
 #define RLK_TILE(name, Operand, size)                                     \

@@ -16,7 +16,7 @@
 namespace linear_test {
 namespace {
 
-// Rows of a matrix with `columns` columns. They are whole vectors, or have a stride and a first element without
+// Rows of a matrix with `columns` columns. The rows are whole vectors, or have a stride and a first element without
 // vectors.
 Matrix matrix(std::int64_t rows, std::int64_t columns, DType t, bool vectors, unsigned seed,
               Data data = Data::kNormal) {
@@ -56,7 +56,8 @@ void check_forward(std::int64_t rows, std::int64_t in_features, std::int64_t out
             std::to_string(segments));
 }
 
-// Rows that small tiles serve, the most that they serve, one more, for large tiles, and several tiles with a remainder.
+// Numbers of rows: some that small tiles serve; the most that they serve; one more, which takes large tiles; several
+// tiles with a remainder.
 constexpr std::int64_t kRows[] = {20, rlk::hip::kMostSmallRows, rlk::hip::kMostSmallRows + 1, 141};
 
 TEST_F(Linear, ForwardTilesStagesAndLoads) {
@@ -106,7 +107,7 @@ TEST_F(Linear, InputGradientTilesStagesAndLoads) {
   for (const Arithmetic arithmetic : kArithmetics) {
     for (const bool vectors : {true, false}) {
       for (const std::int64_t rows : kRows) {
-        // in_features: whole vectors of the weight's columns, and one without any useful divisor.
+        // in_features: a size of whole vectors, and a size without any useful divisor.
         for (const std::int64_t in_features : {132, 67}) {
           constexpr std::int64_t kOut = 139;
           const DType dtype = rows == 20 ? DType::kFloat16 : DType::kBFloat16;
@@ -205,7 +206,7 @@ TEST_F(Linear, VectorsAreLoadedOnlyWhereEveryRowHasThem) {
 }
 
 TEST_F(Linear, FarRowsHave64BitOffsets) {
-  // Rows are 2^32 bytes and more apart; only the touched pages are allocated.
+  // Rows lie at least 2^32 bytes apart; only the touched pages are allocated.
   constexpr std::int64_t kStride = (std::int64_t{1} << 31) + 512, kIn = 40, kOut = 3;
   constexpr std::size_t kBytes = 2 * (2 * kStride + 4096);
   void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

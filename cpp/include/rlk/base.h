@@ -55,15 +55,15 @@ struct Device {
   friend constexpr bool operator==(Device a, Device b) { return a.type == b.type && a.index == b.index; }
 };
 
-// A backend's queue (cudaStream_t, hipStream_t) as an integer; 0 is the default stream. The CPU backend ignores it and
-// returns when the work is done.
+// A backend's queue (cudaStream_t, hipStream_t) as an integer; 0 is the default stream. The CPU backend ignores the
+// stream and returns when the work is done.
 using Stream = std::uintptr_t;
 
-// A C++ caller passed a wrong argument. The bindings turn it into Python's ValueError.
+// A C++ caller passed a wrong argument. The bindings turn this exception into Python's ValueError.
 struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
-// This build has no kernel for the device. The bindings turn it into Python's RuntimeError.
+// This build has no kernel for the device. The bindings turn this exception into Python's RuntimeError.
 struct Unsupported : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

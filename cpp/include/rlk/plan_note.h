@@ -16,9 +16,9 @@ using Plans = std::vector<std::string>;
 // Whether a trace is open.
 inline std::atomic<bool> plans_are_noted{false};
 
-// The plans that this thread has noted since take_plans, each once, in the order of first use; null before the first.
-// A plain pointer, because the destructor of a thread-local object needs glibc 2.18. A thread that ends before it takes
-// its plans leaks them.
+// The plans that this thread has noted since take_plans, each once, in the order of first use; null before the first
+// plan. A plain pointer, because the destructor of a thread-local object needs glibc 2.18. A thread that ends before it
+// takes its plans leaks them.
 inline Plans*& noted_plans() {
   thread_local Plans* plans = nullptr;
   return plans;

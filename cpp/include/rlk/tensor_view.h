@@ -1,4 +1,4 @@
-// A view of an array that belongs to someone else. Bindings pass it to checks, and C++ callers may build one.
+// A view of an array that the view does not own. Bindings pass it to checks, and C++ callers may build a view.
 #pragma once
 
 #include <cstdint>

@@ -47,7 +47,7 @@ struct GlobalMemory {
   }
 };
 
-// A mask: a token counts if its element is not zero. -0 is zero, NaN is not. Elements are bool, integers, or floats of
+// A mask: a token counts if its element is neither zero nor -0; NaN counts. Elements are bool, integers, or floats of
 // 16 bits and more. Only the width and one flag of the dtype matter.
 struct TokenMask {
   const void* data = nullptr;   // null: every token counts
@@ -71,8 +71,8 @@ inline TokenMask mask_of(const void* data, std::int64_t row_stride, DType dtype)
   return {data, row_stride, data == nullptr ? 0 : size_of(dtype), is_float};
 }
 
-// Reads consecutive flags of kBytes each; 0 bytes means no mask. There are no branches, so the loads of several tokens
-// are in flight together.
+// Reads consecutive flags of kBytes each; 0 bytes means no mask. The function has no branches, so the loads of several
+// tokens are in flight together.
 template <int kBytes, class Memory = PlainMemory>
 struct FlagsFrom {
   using Flag = std::conditional_t<
@@ -179,7 +179,7 @@ RLK_HD TokenSpan rest_of(const Sequences& q) {
 }
 
 // Whether the offsets around sequence s are valid, including their neighbours. If two offsets descend, either may be
-// wrong, so every sequence that begins or ends at one of them is invalid.
+// wrong, so every sequence that begins or ends at one of these offsets is invalid.
 RLK_HD bool are_offsets_good(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens, std::int64_t s) {
   const auto at = [&](std::int64_t i) { return offset_at<GlobalMemory>(o, i); };
   const std::int64_t begin = at(s), end = at(s + 1);

@@ -101,7 +101,7 @@ void read_list(const std::string& text, u8* to) {
   }
 }
 
-// SDWA: the operand that is src0. A carry in comes last, and SDWA selects no part of it.
+// SDWA: the operand that is src0. A carry-in operand comes last, and SDWA selects no part of the carry.
 Operand& sdwa_source(Instruction& i, const std::string& name, int k) {
   const bool has_carry = starts(name, "v_cndmask") || starts(name, "v_addc") || starts(name, "v_subb");
   const bool has_one = starts(name, "v_mov") || starts(name, "v_cvt") || starts(name, "v_not");

@@ -124,7 +124,7 @@ Function float2(F) {
     write_result(w, i, x);
   };
 }
-// An operation with three operands. `third` is the index of the last one; 0 means the destination.
+// An operation with three operands. `third` is the index of the last operand; 0 means the destination.
 template <int third = 3, class F>
 Function float3(F) {
   return [](Wave& w, const Instruction& i) {

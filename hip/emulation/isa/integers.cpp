@@ -1,4 +1,4 @@
-// Vector instructions on integers of 16, 32 and 64 bits, and those that move values between lanes.
+// Vector instructions on integers of 16, 32 and 64 bits, and instructions that move values between lanes.
 #include <algorithm>
 
 #include "operands.h"

@@ -65,7 +65,7 @@ struct Instruction {
   float output_factor = 1;
   u8 op_sel[3] = {0, 0, 0}, op_sel_hi[3] = {1, 1, 1}, neg_lo[3] = {0, 0, 0}, neg_hi[3] = {0, 0, 0};
   int bytes = 0;       // size of a memory access
-  int pair_scale = 0;  // ds_read2 and ds_write2: elements per unit of their offsets; else 0
+  int pair_scale = 0;  // ds_read2 and ds_write2: elements per unit of the pair's offsets; else 0
   enum Extension : u8 { kZero, kSigned8, kSigned16, kLowHalf, kHighHalf } extension = kZero;
   int outcomes = 0;  // for comparisons: the set of outcomes for which it is true, see compare.cpp
   bool sets_exec = false;
@@ -136,7 +136,7 @@ void add_floats(Table& table);
 void add_doubles(Table& table);
 void add_integers(Table& table);
 void add_lanes(Table& table);
-Function comparison(const std::string& name, Instruction& i);  // nullptr where there is none
+Function comparison(const std::string& name, Instruction& i);  // nullptr if no comparison has the name
 Function global_access(const std::string& name, Instruction& i);
 Function lds_access(const std::string& name, Instruction& i);
 Function matrix(const std::string& name, Instruction& i);

@@ -1,5 +1,5 @@
 // A libamdhip64 whose devices run the machine code of the embedded bundles, one instruction after another: the functions
-// that hip/common/runtime.cpp looks up. Environment variables, read where they are used:
+// that hip/common/runtime.cpp looks up. Environment variables, read at their use:
 //   RLK_STANDIN_ARCH      gfx942 (default) or gfx90a: which code object of a bundle runs
 //   RLK_STANDIN_ORDER     forward, backward or shuffled: blocks, and waves, which "shuffled" switches every 1 to 50
 //                         instructions by RLK_ISA_SEED
@@ -58,7 +58,7 @@ u64 word(const u8* p) {
 }
 constexpr std::string_view kMagic = "__CLANG_OFFLOAD_BUNDLE__";
 
-// The architecture's code object of a bundle; nullptr if there is none. Loaded once.
+// The architecture's code object of a bundle; nullptr if the bundle has none. Loaded once.
 Code* code_of(const u8* image) {
   static auto& loaded = *new std::map<std::pair<const u8*, std::string>, std::unique_ptr<Code>>;
   const std::string wanted = arch();

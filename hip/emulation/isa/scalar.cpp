@@ -314,7 +314,7 @@ void add_control(Table& t) {
     set(w, i, after(w, i), 64);
     jump(w, to);
   };
-  // Waits and caches: memory is coherent here, and an instruction ends before the next begins.
+  // Waits and caches: memory is coherent here, and an instruction ends before the next instruction begins.
   for (const char* name : {"s_nop", "s_waitcnt", "s_waitcnt_vscnt", "s_sleep", "s_setprio", "s_clause",
                            "s_sched_barrier", "s_inst_prefetch", "buffer_wbl2", "buffer_inv", "buffer_wbinvl1",
                            "buffer_wbinvl1_vol", "buffer_invl2", "s_dcache_inv", "s_icache_inv", "v_nop"}) {

@@ -17,7 +17,7 @@ struct Activated {
   F value, slope;
 };
 
-// kHalf: g is a number of a 16-bit type, and the backend gains from knowing it.
+// kHalf: g is a number of a 16-bit type, which lets the backend save instructions.
 template <Activation kActivation, bool kSlope, bool kHalf = false, class F>
 RLK_HD Activated<F> activated(F g) {
   const F one = broadcast<F>(1.0f), half = broadcast<F>(0.5f), limit = broadcast<F>(kGateLimit);
@@ -53,7 +53,7 @@ RLK_HD Activated<F> activated(F g) {
   return r;
 }
 
-// The activations of columns. A backend may overload this with a cheaper way.
+// The activations of columns. A backend may overload this with cheaper code.
 template <Activation kActivation, class V>
 RLK_DEVICE auto activations(const V& gate) {
   return each([](auto g) { return activated<kActivation, false, kGainsFromHalves<V>>(g).value; }, gate);

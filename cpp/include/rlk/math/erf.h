@@ -7,7 +7,8 @@
 // from one fp32 value to the next.
 // Method: x + x p(x^2) below 1; above, 1 - 2^g(x - 1), where g(x - 1) is log2(1 - erf(x)). The error of g is smallest
 // where 1 - erf(x) is largest.
-// Coefficients come from tools/minimax.py for the relative error of the result. Each one is rounded to fp32 before the
+// Coefficients come from tools/minimax.py for the relative error of the result. Each coefficient is rounded to fp32
+// before the
 //   next is solved for.
 #pragma once
 

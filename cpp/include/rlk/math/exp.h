@@ -27,7 +27,7 @@ RLK_HD F exp_normal(F x) {
   return scale_by_rounded(exp2_fraction(f), rounded);
 }
 
-// e^x for x <= 0; NaN gives +0, so that a caller tests for it once.
+// e^x for x <= 0; NaN gives +0, so that a caller tests for NaN once.
 template <class F>
 RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);

@@ -8,7 +8,8 @@
 // exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed by definition, so
 // that no backend's handling of subnormals decides a bit. 2^k is exact for every integer k.
 // exp2 is not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
-// Coefficients come from tools/minimax.py for the relative error. Each one is rounded to fp32 before the next is solved
+// Coefficients come from tools/minimax.py for the relative error. Each coefficient is rounded to fp32 before the next
+// coefficient is solved
 //   for.
 #pragma once
 
@@ -35,8 +36,8 @@ constexpr float kExp2C6 = 0x1.416b5ep-13f;
 constexpr float kRoundToInt = 0x1.8p+23f;
 
 // 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]. Only the exponential of softmax statistics uses it. In a sum of
-// positive terms its relative error averages out. It has two fma fewer than exp2, which keeps statistics at HBM speed.
-// exp2_stat(0) is 1.
+// positive terms its relative error averages out. The function has two fma fewer than exp2, which keeps statistics at
+// HBM speed. exp2_stat(0) is 1.
 template <class F>
 RLK_HD F exp2_stat(F f) {
   return horner(f, kExp2StatC0, kExp2StatC1, kExp2StatC2, kExp2StatC3, kExp2StatC4);
@@ -55,7 +56,8 @@ RLK_HD F scale_by_rounded(F significand, F rounded) {
   return float_of(bits_of(significand) + (bits_of(rounded) << 23));
 }
 
-// 2^x for x in [-126, 128), without the tests for the ends of the range. It is also exactly +0 at -127 and +Inf at 128.
+// 2^x for x in [-126, 128), without the tests for the ends of the range. The result is also exactly +0 at -127 and +Inf
+// at 128.
 template <class F>
 RLK_HD F exp2_normal(F x) {
   const F rounded = add_rn(x, broadcast<F>(kRoundToInt));

@@ -53,7 +53,7 @@ RLK_HD std::uint16_t bf16_rn(float f) {
 
 RLK_HD std::uint16_t bf16_rd(float f) {
   const std::uint32_t b = static_cast<std::uint32_t>(bits_of(f));
-  const std::uint32_t away = (b >> 31) ? 0xffffu : 0u;  // a negative value grows in magnitude, a positive one is
+  const std::uint32_t away = (b >> 31) ? 0xffffu : 0u;  // a negative value grows in magnitude, a positive value is
                                                         // truncated
   const std::uint32_t rounded = (b + away) >> 16;
   return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? kHalfNan : rounded);

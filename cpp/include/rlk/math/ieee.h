@@ -62,9 +62,9 @@ RLK_HD float copysign_of(float magnitude, float sign) {
 RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
 // n / d, correctly rounded, from a reciprocal of d with a relative error of at most 2^-23. One Newton step corrects the
-// reciprocal, and a second one the quotient, whose remainder is exact. d lies in [1, 2^64]. The numerator is a power of
-// two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand of d with
-// every such reciprocal.
+// reciprocal, and a second step the quotient, whose remainder is exact. d lies in [1, 2^64]. The numerator is a power
+// of two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand of d with every such
+// reciprocal.
 // For d = 2^k (2 - 2^-23) the reciprocal must not lie below 1 / d; the GPUs' reciprocals do not.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
@@ -83,7 +83,8 @@ RLK_HD float div_in_range(float n, float d) {
 #endif
 }
 
-// n / d, correctly rounded, by a single Newton step. It needs two instructions fewer than quotient_of. It serves only d
+// n / d, correctly rounded, by a single Newton step. This function needs two instructions fewer than quotient_of. It
+// serves only d
 // = fl(1 + e) and the n of sigmoid_of_half. The test of math/ tries every argument there with every reciprocal that
 // quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {

@@ -9,8 +9,8 @@
 // log2:  0 and -0 give -Inf; x < 0 and NaN give canonical_nan(); +Inf gives +Inf; a subnormal x is as accurate as any
 //        other; log2(2^k) == k for every integer k.
 // log1p: -1 gives -Inf; x < -1 and NaN give canonical_nan(); +Inf gives +Inf; -0 gives -0.
-// Both never decrease from one fp32 value to the next.
-// Coefficients come from tools/minimax.py for the relative error of the result. Each one is rounded to fp32 before the
+// Both functions never decrease from one fp32 value to the next. Coefficients come from tools/minimax.py for the
+// relative error of the result. Each coefficient is rounded to fp32 before the
 //   next is solved for.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace rlk {
 
-// log2(1 + f) / f - 1. The missing 1 * f is added last and unrounded, so the result stays below 1 ulp.
+// log2(1 + f) / f - 1. The term 1 * f, which these omit, is added last and unrounded, so the error stays below 1 ulp.
 constexpr float kLog2C0 = 0x1.c551dap-2f;
 constexpr float kLog2C1 = -0x1.715476p-1f;
 constexpr float kLog2C2 = 0x1.ec7022p-2f;

@@ -1,7 +1,7 @@
 // One matrix-multiply step of each supported unit, bit for bit, in integer arithmetic: the oracle of rk.arithmetic().
 //
-// Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ in the
-// number of products summed at once, in how aligned addends are cut, and in the last rounding.
+// Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ
+// in the number of products summed at once, in how aligned addends are cut, and in the last rounding.
 //   sm_90         16 products and the accumulator at once; each addend cut toward zero to a multiple of 2^(e - 25);
 //                 exact sum; rounded toward zero. e is the largest exponent of a nonzero addend, at least -133; zeros
 //                 are ignored
@@ -17,11 +17,11 @@
 // exponents, so its significand lies in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
-// although rounding is toward zero. Products beyond fp32 may cancel before that. Any NaN, 0 * Inf, and Inf of both
-// signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
+// although rounding is toward zero. Products beyond the fp32 range may cancel before that check. Any NaN, 0 * Inf, and
+// Inf of both signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
 // Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
-// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. sm_80, which borrows those
-// corners from sm_90, and the gfx units are unverified.
+// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. sm_80, which borrows
+// those corners from sm_90, and the gfx units are unverified.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +57,7 @@ RLK_HD MmaOperand decode_float(float c) {
 
 RLK_HD std::int32_t half_infinity(DType t) { return t == DType::kBFloat16 ? 0x7f80 : 0x7c00; }
 
-// Effect of Inf and NaN on c + sum a * b; kFinite if there are none.
+// Effect of Inf and NaN on c + sum a * b; kFinite without Inf and NaN.
 enum class MmaSpecial : std::uint8_t { kFinite, kPlusInf, kMinusInf, kNan };
 
 RLK_HD MmaSpecial classify_mma(float c, const std::uint16_t* a, const std::uint16_t* b, int n, DType t) {
@@ -116,7 +116,7 @@ RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
   return value >> (distance < 62 ? distance : 62);
 }
 
-// Corner cases of the tensor-core rule. Each is a measured fact about the instruction.
+// Corner cases of the tensor-core rule. Each case is a measured fact about the instruction.
 struct NvidiaMmaRule {
   int fraction_bits;          // fraction bits kept below the largest exponent
   int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below it

@@ -1,5 +1,6 @@
-// Powers of two that scale means and variances, so that neither sums nor squares overflow or underflow. They depend on
-// the values alone, not on their order. Scaling by them is exact, except for results far below the largest value.
+// Powers of two that scale means and variances, so that neither sums nor squares overflow or underflow. The powers
+// depend only on the values, not on their order. Scaling by these powers is exact, except for results far below the
+// largest value.
 #pragma once
 
 #include "rlk/math/ieee.h"

@@ -90,8 +90,8 @@ RLK_HD std::int32_t mufu_ex2_fixed(float x) {
   return bits_of(x) < 0 ? complement : cut;
 }
 
-// For x in [-255, 128): no NaN, no overflow. Results below 2^-126 are +0. It has no branch and no call, so a loop over
-// softmax terms (x in [-127, 1]) vectorises, with its three loads as gathers.
+// For x in [-255, 128): no NaN, no overflow. Results below 2^-126 are +0. The function has no branch and no call, so a
+// loop over softmax terms (x in [-127, 1]) vectorises, with its three loads as gathers.
 RLK_HD float mufu_ex2_sm90_bounded(float x) {
   const std::int32_t t = mufu_ex2_fixed(x);
   const std::int32_t exponent = (t >> 23) + 127;

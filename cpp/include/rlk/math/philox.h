@@ -53,7 +53,7 @@ RLK_HD std::uint32_t philox_bits(std::uint64_t seed, std::uint64_t sample_id, st
   return (lane & 1) ? odd : even;
 }
 
-// Number in [0, 1): the upper 24 bits times 2^-24. This is exact, so it has the same bits everywhere; 1 is never
+// Number in [0, 1): the upper 24 bits times 2^-24. The product is exact, so it has the same bits everywhere; 1 is never
 // returned.
 RLK_HD float uniform_of_bits(std::uint32_t bits) { return mul_rn(static_cast<float>(bits >> 8), 0x1p-24f); }
 

@@ -47,7 +47,7 @@ RLK_HD float sigmoid_of_half(float x, [[maybe_unused]] bool negative) {
 }
 RLK_HD float sigmoid_of_half(float x) { return sigmoid_of_half(x, x < 0.0f); }
 
-// sigmoid(x) and sigmoid(-x) from one exponential. 1 - sigmoid(x) would lose the digits of the latter.
+// sigmoid(x) and sigmoid(-x) from one exponential. 1 - sigmoid(x) would lose the digits of sigmoid(-x).
 template <class F>
 struct Sigmoids {
   F up, down;

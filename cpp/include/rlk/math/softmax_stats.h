@@ -3,7 +3,7 @@
 // All values are in the log2 domain. A node is (m, S, E, Q) with an integer m, S = sum 2^(c z - m), E = sum 2^(c z - m)
 // z and
 // Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact, so the bits of a row depend on the tree alone, and the tree
-// depends on the column indices alone.
+// depends only on the column indices.
 #pragma once
 
 #include "rlk/base.h"
@@ -53,8 +53,8 @@ RLK_HD float leaf_clamp(float c, float m) {
   if (abs_of(m) <= 512.0f) {
     const std::int32_t bits = bits_of(q);
     const std::int32_t truncated = bits & static_cast<std::int32_t>(0xffff0000u);
-    // Rounds toward -Inf. For q >= 0 truncation does so; a negative q with lower bits set moves one bf16 step away from
-    // zero.
+    // Rounds toward -Inf. Truncation rounds q >= 0 toward -Inf; a negative q with lower bits set moves one bf16 step
+    // away from zero.
     q = float_of(bits < 0 && truncated != bits ? truncated + 0x10000 : truncated);
   }
   return q;
@@ -102,7 +102,7 @@ RLK_HD float scale_down(float x, std::int32_t d) {
   return exponent + d < 1 ? 0.0f : float_of(bits + d * (1 << 23));
 }
 
-// Parent of two neighbours; a is the one with the lower index. It is commutative, and the identity changes nothing.
+// Parent of two neighbours; a has the lower index. combine is commutative, and the identity changes nothing.
 RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
   if (is_nan(a.m) || is_nan(b.m)) return failed_stats(status_of(a) | status_of(b));
   if (a.m == -infinity()) return b;
@@ -142,9 +142,9 @@ struct LogprobOutputs {
   std::int32_t status;
 };
 
-// negative_part and positive_part: x if it is below, or above, 0, else +0. They compare integers, since clang turns a
-// float comparison with 0 into a minimum or maximum. The zero of a minimum may have either sign, and clang drops a
-// later + 0.
+// negative_part and positive_part: x if x is below (negative_part) or above (positive_part) 0, else +0. The functions
+// compare integers, since clang turns a float comparison with 0 into a minimum or maximum. The zero of a minimum may
+// have either sign, and clang drops a later + 0.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
   return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;

@@ -28,7 +28,7 @@ class SumTree {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   // Indices of kept_ are constants once loops are unrolled, so that kept_ lives in registers.
   RLK_HD void take(float value) {
-    if constexpr (kLevels <= 4) {  // with many levels each branch would move all of them
+    if constexpr (kLevels <= 4) {  // with many levels each branch would move all of kept_
       place<0>(value);
     } else {
       bool carries = true;
@@ -84,7 +84,7 @@ constexpr int kSequenceLevels = 31;  // a batch has fewer than 2^31 sequences
 
 // A Team is 32 or 64 lanes that run together: lane(), and shuffle_xor(value, mask), the value of lane() ^ mask.
 
-// The tree over one value per lane, of kLanes lanes; every lane gets it.
+// The tree over one value per lane, of kLanes lanes; every lane gets the sum.
 template <int kLanes, class Team>
 RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
   RLK_UNROLL
@@ -126,7 +126,7 @@ class TeamSumTree {
 
 // Rows of kLanes consecutive terms. A lane holds the term of its own index in every row: v[r] of row r. A lane gets the
 // sum of one row. The row's index is the reverse of the lane's lowest bits. At the first levels neighbouring lanes
-// split the rows between them: each passes half of its terms to the other, which adds them.
+// split the rows between them: each lane passes half of its terms to the other lane, which adds them.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   static_assert(kRows <= kLanes && (kRows & (kRows - 1)) == 0);
@@ -146,7 +146,7 @@ RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   }
   return v[0];
 }
-// The tree over these rows; every lane gets it.
+// The tree over these rows; every lane gets the sum.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float sum_of_rows(const Team& team, float (&v)[kRows]) {
   float row = row_of_lane<kLanes>(team, v);

@@ -6,8 +6,8 @@
 //   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q. The first seqused_q are in use.
 //   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages
 //      [num_pages, page_size, Hkv, D].
-//      block_table[b] lists the pages of sequence b. The first leftpad_k keys are skipped; seqused_k counts the keys in
-//      use after them.
+//      block_table[b] lists the pages of sequence b. The sequence skips its first leftpad_k keys; seqused_k counts the
+//      keys in use after them.
 //   v: as k, with value_dim columns in place of D = head_dim. out and dout are as q with value_dim columns. The bits are
 //      those of v and dout padded with zero columns to D. Each column of O is a chain of its own, and zeros at the end
 //      of dp and delta change at most the sign of a zero.
@@ -16,18 +16,18 @@
 //   first page of block_table[b] begins with key P even where P is no multiple of page_size. A sequence outside every
 //   group has P = 0. seqused_k counts from key 0 in either case.
 // Under `parents` each sequence is a segment of a tree, and q, k and v are packed by the same offsets. parents[s] < s
-//   is the segment that segment s continues; it is -1 for a root. The queries of segment s are its own tokens. Its keys
-//   are the tokens of its path: the root's first, then those of each segment on the way down, its own last. So a
-//   token's number n is its depth in the tree.
+//   is the segment that segment s continues; it is -1 for a root. The queries of segment s are the segment's tokens.
+//   Its keys are the tokens of its path: the root's first, then the keys of each segment on the way down, the segment's
+//   own keys last. So a token's number n is its depth in the tree.
 // The keys in use are numbered from 0. Query i has the number n = L - Q + i among them, and sees key j where
 //   j <= n under `causal`, and n - window_size < j under a window, which is always causal.
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key or is not in use gets out = +0 and lse = -Inf,
 // and is not read. A key that a query does not see contributes nothing to the query's row, and the query contributes
 // nothing to the key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past seqused, left
 // padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. A token in use that a row
-// does not see is multiplied by 0 in a matrix unit. If it holds NaN or Inf, it may make rows and gradients of its own
-// sequence NaN, never those of another sequence.
-// Blocks have attention_block(D) keys and splits end where attention_split_end says, both counted from key 0.
+// does not see is multiplied by 0 in a matrix unit. If such a token holds NaN or Inf, it may make rows and gradients of
+// its own sequence NaN, never of another sequence. Blocks have attention_block(D) keys and splits end where
+// attention_split_end says, both counted from key 0.
 // f(e) = 2^e for an integer e >= -126, else 0. A product with f(e) is the IEEE product and keeps subnormal results.
 // Forward, for one query and head, over the keys that the query sees, ascending:
 //   s_j = q . k_j : one chain of fma over d ascending from +0
@@ -58,7 +58,7 @@
 //   [first_split, first_split + num_splits) of every row. k and v may hold only the keys of the caller's own splits,
 //   one split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie,
 //   in the sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys
-//   and n remain those of the whole sequence. Sinks are not allowed. The partials of a split for a row are:
+//   and n remain the numbers of the whole sequence. Sinks are not allowed. The partials of a split for a row are:
 //     the row sees no key of the split: m = -Inf, l = 0, O = +0. It sees keys and none contributes: m = -Inf, l = 1,
 //     O = +0. The row fails there: m = NaN, l = 0, O = +0. Otherwise: m, l and fl(O_d + 0) of the split
 //   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row sees
@@ -90,10 +90,11 @@
 //           DESCENDING order of the block. A block without a key that the row sees adds +0, so it may be left out.
 //   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),
 //   dv_j  = round(chain of fma(round(p_ij), dout_i) + 0).
-//           Both chains begin at +0 and go over the query heads that read the key's head, ascending. In each head they
-//           go over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where n is its
-//           number among the keys. Missing places of a step are zero
-//   Under `parents` several segments may see a key. Each of them has such a chain over its own queries. The chains are
+//           The chains of dk and dv begin at +0 and go over the query heads that read the key's head, ascending. In
+//           each head they go over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where
+//           n is its number among the keys. Missing places of a step are zero
+//   Under `parents` several segments may see a key. Each of these segments has such a chain over its own queries. The
+//   chains are
 //           added in fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. A segment that does not
 //           see the key adds +0.
 //   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential above of t =
@@ -138,7 +139,7 @@ RLK_HD constexpr std::int64_t attention_splits(std::int64_t keys) {
          : keys <= 65536 ? 8 + (keys - 8192 + 2047) / 2048
                          : 36 + (keys - 65536 + 4095) / 4096;
 }
-// One past the last key of the split that holds key `key`.
+// The end (exclusive) of the split that holds key `key`.
 RLK_HD constexpr std::int64_t attention_split_end(std::int64_t key) {
   return attention_split_begin(attention_splits(key + 1));
 }
@@ -192,7 +193,7 @@ struct AttentionInput {
   bool causal = true;
   std::int64_t first_split = 0, num_splits = 0;  // splits of a call for partials; 0: no partials
   std::int64_t absent_keys = 0;                  // number of keys before first_split; a multiple of 1024
-  Arithmetic arithmetic = Arithmetic::kIeee;     // used on the CPU; a GPU has its own
+  Arithmetic arithmetic = Arithmetic::kIeee;     // used on the CPU; a GPU computes in its own arithmetic
 };
 
 // The outputs are contiguous.
@@ -202,8 +203,8 @@ struct AttentionParams : AttentionInput {
   void* workspace = nullptr;  // attention_workspace_bytes(...) bytes, 16-byte aligned
 };
 
-// seqused_k also counts keys that k and v do not hold. A GPU does not clamp it, and rows do not see keys after the
-// arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
+// seqused_k also counts keys that k and v do not hold. A GPU does not clamp this number, and rows do not see keys after
+// the arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l
   float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, value_dim] or [num_splits, q_tokens, Hq, value_dim]: O

@@ -1,7 +1,7 @@
 // THE CONTRACT of covariance_mask: a mask of the tokens that clip-cov or kl-cov selects by the covariance of
 // log-probability and advantage, or of the tokens with a high entropy. policy_loss takes the mask as `selected`. Rule
 // numbers refer to docs/numerics.md; docs/objectives.md has the sources. Formulas are in fp32, in the order shown, with
-// one rounding per operation; exp is that of math/. Minimum and maximum return their first operand unless the second is
+// one rounding per operation; exp comes from math/. Minimum and maximum return their first operand unless the second is
 // strictly better, so a NaN in the first operand stays.
 //
 // rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob, A = advantage. N is the
@@ -43,7 +43,7 @@ struct CovarianceMaskParams {
   PolicyTokens advantage;    // [slots], or one per sequence; null for kEntropy
   TokenMask mask;            // [slots]; null: every token counts
   CovarianceKind kind = CovarianceKind::kClip;
-  float lower = 1.0f, upper = 5.0f;  // used by kClip alone, as are clip_low and clip_high
+  float lower = 1.0f, upper = 5.0f;  // used by kClip alone, like clip_low and clip_high
   float clip_low = 0.8f, clip_high = 1.2f;
   double ratio = 0.0002;  // in (0, 1]; kEntropy also takes 0
   std::uint64_t seed = 0;
@@ -51,7 +51,7 @@ struct CovarianceMaskParams {
   void* workspace = nullptr;  // covariance_mask_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make all of `selected` NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make all of `selected` NaN.
 void covariance_mask(const CovarianceMaskParams& p, Device device, Stream stream);
 
 }  // namespace rlk

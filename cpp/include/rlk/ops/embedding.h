@@ -42,7 +42,7 @@ struct EmbeddingTokens {
   DType id_dtype = DType::kInt64;  // kInt32, kInt64
   std::int64_t num_tokens = 0, num_rows = 0, columns = 0;
   std::int64_t vocab_start = 0;  // >= 0
-  std::int64_t vocab_size = 0;   // >= 0; over all ranks. No id reaches rows past it, which are padding
+  std::int64_t vocab_size = 0;   // >= 0; over all ranks. No id reaches rows past this size, which are padding
 };
 
 struct EmbeddingParams : EmbeddingTokens {

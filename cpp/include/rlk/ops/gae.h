@@ -3,7 +3,7 @@
 // order that they show.
 //
 // A token t counts where its mask is not zero. next_t is the value of the nearest later token that counts. Without such
-// a token it is the sequence's bootstrap, or +0 without one. The step of token t is (c_t, d_t):
+// a token it is the sequence's bootstrap, or +0 without a bootstrap. The step of token t is (c_t, d_t):
 //   gae                c = fl(gamma * lam)   d = fl(fl(fma(gamma, next_t, reward_t)) - value_t)
 //   discounted_returns c = gamma             d = reward_t
 //   vtrace             ratio = exp(fl(logprob_t - rollout_logprob_t)) (math/exp.h), rho = min(ratio, rho_bar),
@@ -32,11 +32,10 @@
 //   follows as above.
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A sequence has the same bits
 // in any batch, at any position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity that
-// counts affects its own sequence alone, at its token and at earlier ones. An empty or wholly masked sequence gives
-// finite values: the bootstrap for returns of gae and vtrace, 0 for all else.
-// The call enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With bad offsets
-// (docs/tokens.md) the CPU throws InvalidArgument before it writes anything; on a GPU the outputs of the sequences
-// concerned are NaN.
+// counts affects its own sequence alone, at its token and at earlier tokens. An empty or wholly masked sequence gives
+// finite values: the bootstrap for returns of gae and vtrace, 0 for all else. The call enqueues on `stream`, which CPU
+// backends ignore; it neither allocates nor synchronises. With bad offsets (docs/tokens.md) the CPU throws
+// InvalidArgument before it writes anything; on a GPU the outputs of the sequences concerned are NaN.
 #pragma once
 
 #include <cstdint>

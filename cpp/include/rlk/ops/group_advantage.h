@@ -3,12 +3,12 @@
 //
 // A group's members are its sequences, ascending by index. With exclude_nan a member whose reward is NaN is excluded:
 // it is +0 in every sum, and n does not count it. Every other member counts.
-//   sum(f) : the perfect binary tree over the members in order (math/tree_sum.h), +0 for excluded ones
+//   sum(f) : the perfect binary tree over the members in order (math/tree_sum.h), +0 for excluded members
 //   a      : 2^-k, from the least and the largest reward (math/moment_scale.h); 1 where no sum is needed
 //   m      = fl(sum(fl(a s)) / n), limited to the least and the largest fl(a s);  mean = fl(m / a)
 //   r      = fl(sqrt(fl(sum(fl(d * d)) / (n - 1)))), d = fl(fl(a s) - m), in two passes;  std = fl(r / a)
-//   A group is constant where n >= 2 and all rewards that count are equal. Then mean is that reward, with -0 taken as
-//   +0, and std is +0. The sums would miss both by their rounding.
+//   A group is constant where n >= 2 and all rewards that count are equal. Then mean is this common reward, with -0
+//   taken as +0, and std is +0. Sums would miss both values by rounding.
 //   A lone member (n = 1) has, by `alone`: kScore: mean +0, std 1; kZero: mean is its reward, std +0. n = 0: mean +0,
 //   std +0.
 //   batch  : the same quantities with all sequences as one group; n_b of them count
@@ -38,16 +38,14 @@
 //   advantage = x, but +0 for an excluded member. Where b is kMean or kLengthMean, it is +0 too in a constant group,
 //     for a lone member with kZero, and for a lone member with best_only.
 //
-// The output mean is b. The output std is that of the group, or that of the batch with scale kBatch. Either is +Inf
-// where it is too large for a float.
-// Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in
-// range. A NaN that counts makes the advantages of its group NaN, and those of the whole batch where the batch scales.
-// NaN outputs are canonical.
-// An advantage has the same bits wherever its group stands in the batch, and on every backend. Scale kBatch, kBatchMean
-// and by_nonzero are the exceptions, since they read the batch.
-// Groups are given by offsets, by one size, or by ids. Sequences with equal ids form a group, in any order. With
-// offsets out of order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h).
-// The call enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
+// The output mean is b. The output std is the group's, or with scale kBatch the batch's. A std too large for a float is
+// +Inf. Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in
+// range. A NaN that counts makes the advantages of its group NaN, and, where the batch scales, the advantages of the
+// whole batch. NaN outputs are canonical. An advantage has the same bits wherever its group stands in the batch, and on
+// every backend. Scale kBatch, kBatchMean and by_nonzero are the exceptions, since they read the batch. Groups are
+// given by offsets, by one size, or by ids. Sequences with equal ids form a group, in any order. With offsets out of
+// order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h). The call enqueues
+// on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +69,7 @@ struct GroupAdvantageParams {
   const void* group_offsets = nullptr;  // [num_groups + 1], index_dtype, or null
   const void* group_ids = nullptr;      // [num_sequences], index_dtype, or null
   std::int64_t group_size = 0;          // used without offsets and ids: divides num_sequences
-  const void* lengths = nullptr;        // [num_sequences], length_dtype, for kLengthMean; a negative one is NaN
+  const void* lengths = nullptr;        // [num_sequences], length_dtype, for kLengthMean; a negative length gives NaN
   const float* baseline = nullptr;      // [num_sequences], for kGiven
   float* advantage = nullptr;           // [num_sequences]
   float* mean = nullptr;                // [num_sequences], or null: not wanted

@@ -1,6 +1,6 @@
 // THE CONTRACT of kl: estimators of KL(policy, reference), one value per token, with gradients. Rule numbers refer to
-// docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 are those
-// of math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
+// docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 come from
+// math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
 // operand stays.
 //
 // A token has l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):

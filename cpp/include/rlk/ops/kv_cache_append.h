@@ -1,5 +1,5 @@
-// THE CONTRACT of kv_cache_append: writes keys and values of new tokens to their slots in a paged cache, in place. It
-// only moves bytes, so every backend has the same bytes.
+// THE CONTRACT of kv_cache_append: writes keys and values of new tokens to their slots in a paged cache, in place. The
+// operator only moves bytes, so every backend has the same bytes.
 //
 // Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size slots.
 // For each token t in [0, num_slots), for all heads and columns:
@@ -21,7 +21,7 @@
 
 namespace rlk {
 
-// The new tokens and the cache of k, or those of v. Strides in elements; columns are contiguous, any alignment.
+// The new tokens and the cache, of k or of v. Strides in elements; columns are contiguous, any alignment.
 struct CacheAppendSide {
   const void* tokens = nullptr;  // [num_slots or more, num_heads, columns], dtype
   std::int64_t token_stride = 0, head_stride = 0;

@@ -9,13 +9,14 @@
 //              no addition.
 //              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
 //              fp32 additions of S dot products over K / S consecutive indices each (rule 2).
-// With `start` the accumulator begins there instead of at +0. A contraction may be cut at multiples of 16. Each further
+// With `start` the accumulator begins at its value instead of +0. A contraction may be cut at multiples of 16. Each
+// further
 //              part then starts from the fp32 y of the part before, and the result has the bits of one product
 //   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype. If y has another dtype, the caller
 //              rounds dy to dtype first, for dx, dw and db alike. `start` works as for y
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first
-//              block is added to main_grad[n, k] if that is given, else taken as it is. Each later block is added to
-//              the result in fp32, ascending. The result is rounded to dweight's dtype at the end
+//              block is added to main_grad[n, k] if given, else taken unchanged. Each later block is added to the
+//              result in fp32, ascending. The result is rounded to dweight's dtype at the end
 //   db[n]    = the same fold over blocks of 8192 rows. A block has 128 groups of 64 consecutive rows. Each group is an
 //              ascending chain of fp32 additions from +0. A perfect binary tree over their index combines the groups;
 //              missing rows and groups are +0
@@ -23,12 +24,11 @@
 //              scale is one fp32 multiplication, left out where it is 1
 //
 // A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
-// arithmetic. An empty sum is +0, and so is a zero dot product of a matrix unit. NaN results are canonical on the CPU;
-// on a GPU they are those of the matrix unit.
-// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
-// With allow_vendor the hardware vendor's library may compute a product that linear_vendor_products lists. On this GPU
-// and version of the library, it was measured to have these bits and to take less time: at every number of rows up to
-// 1024, and at several numbers of each range beyond.
+// arithmetic. An empty sum is +0, and a zero dot product of a matrix unit is too. NaN results are canonical on the CPU;
+// on a GPU the matrix unit decides their bits. All functions enqueue on `stream`; they neither allocate nor
+// synchronise. CPU backends ignore `stream`. With allow_vendor the hardware vendor's library may compute a product that
+// linear_vendor_products lists. On this GPU and version of the library, it was measured to have these bits and to take
+// less time: at every number of rows up to 1024, and at several numbers of each range beyond.
 #pragma once
 
 #include <compare>
@@ -39,7 +39,7 @@
 
 namespace rlk {
 
-// Arithmetic of the CPU's products. GPUs ignore it, since theirs is fixed.
+// Arithmetic of the CPU's products. GPUs ignore this value, since their arithmetic is fixed.
 enum class Arithmetic : std::uint8_t { kIeee, kSm80, kSm90, kGfx90a, kGfx942 };
 
 constexpr std::int64_t kTokenBlock = 8192;  // rows per block of rule 9

@@ -1,12 +1,12 @@
 // THE CONTRACT of linear_logprob: selected log-probability of a language model's head, without its logits in memory.
 // Rule numbers refer to docs/numerics.md.
 //
-// The logits of row i are those of ops/linear.h, rounded once to logits_dtype (rule 8):
+// The logits of row i follow ops/linear.h, rounded once to logits_dtype (rule 8):
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) + bias[j]))
 // ops/logprob.h defines everything else for a row of these logits: statistics, lse, logprob, entropy, sum_p_sq, status,
-// and the stats form of a shard. So the outputs are bit for bit those of logprob(linear(hidden, weight)), for any
-// number of rows, any shards of the vocabulary and any workspace.
-// With LoRA the weight is weight + lora_scale * lora_b lora_a, but this sum is never formed:
+// and the stats form of a shard. So the outputs equal, bit for bit, those of logprob(linear(hidden, weight)), for any
+// number of rows, any shards of the vocabulary and any workspace. With LoRA the weight is weight + lora_scale * lora_b
+// lora_a, but this sum is never formed:
 //   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded
 //             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
@@ -14,7 +14,8 @@
 // steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in
 // this way.
 //   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of
-//                a greedy row of ops/sample.h. It is -1 where that row has a nonzero status (a NaN, +Inf, only -Inf,
+//                a greedy row of ops/sample.h. `largest` is -1 where that row has a nonzero status (a NaN, +Inf, only
+//                -Inf,
 //                |x| from about 1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since
 //                they do not change the order.
 // A row with target == ignore_index takes part in nothing: hidden[i] is not read, and its outputs and dhidden[i] are 0,
@@ -66,18 +67,18 @@ struct Head {
   float lora_scale = 1.0f;                            // finite
 };
 
-// Outputs, target, temperature and kept sets are those of ops/logprob.h; the target has one stride.
+// Outputs, target, temperature and kept sets are as in ops/logprob.h; the target has one stride.
 struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes bytes, 256-byte aligned
   Head head;
-  // [num_rows], or null: not wanted. It needs the whole vocabulary, at most 2^19 columns, and no kept sets. The logits
-  // are then in the workspace on every device, some rows at a time.
+  // [num_rows], or null: not wanted. `largest` needs the whole vocabulary, at most 2^19 columns, and no kept sets. The
+  // logits are then in the workspace on every device, some rows at a time.
   std::int64_t* largest = nullptr;
   std::int64_t workspace_bytes = 0;
 };
 
 // Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `more`:
-// bytes that the usual workspace has beyond 256 MiB. These are float32 sums of more rows than one block of 8192, or,
-// where rows of logits lie in memory, 256 MiB.
+// bytes that the usual workspace has beyond 256 MiB. These bytes are float32 sums of more rows than one block of 8192,
+// or, where rows of logits lie in memory, 256 MiB.
 struct WorkspaceRange {
   std::int64_t least = 0, most = 0, more = 0;
 };

@@ -2,7 +2,7 @@
 // holding all logits of a language model's head in memory. Rule numbers refer to docs/numerics.md.
 //
 // The logits of row i are y of ops/linear.h, rounded once to out_dtype, in the product's arithmetic. ops/sample.h
-// defines everything else for rows of these logits. So ids, log-probabilities and status are bit for bit those of
+// defines everything else for rows of these logits. So ids, log-probabilities and status equal, bit for bit, those of
 // sample(linear(x, weight, bias)), for any number of rows and any workspace. A row whose top_k exceeds
 // kLinearSampleTopK has kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each keep the first
 // ranks of the same ranking.
@@ -10,7 +10,7 @@
 // The call takes as many rows at a time as the workspace has room for their logits: first their product, then their
 // draw. A fused kernel of few rows stores no logits.
 // The workspace and its size decide how much is computed at once, never a bit.
-// The call enqueues on `stream`; it neither allocates nor synchronises. It runs where linear and sample run.
+// The call enqueues on `stream`; it neither allocates nor synchronises. The operator runs where linear and sample run.
 #pragma once
 
 #include <cstdint>

@@ -101,7 +101,7 @@ struct LogprobInput {
   RowLayout logits_rows;
   RowLayout target_rows;
   std::int64_t num_rows = 0;
-  std::int64_t num_columns = 0;  // columns of `logits`; those of a shard if vocab_start or vocab_size say so
+  std::int64_t num_columns = 0;  // columns of `logits`; the columns of a shard if vocab_start or vocab_size say so
   std::int64_t vocab_start = 0;  // global id of column 0; a cut of rule 5
   std::int64_t vocab_size = 0;   // U, canonical vocabulary
   std::int64_t valid_vocab = 0;  // <= vocab_size
@@ -148,7 +148,7 @@ struct LogprobMergeParams {
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 
 struct LogprobBackwardParams : LogprobInput {
-  const float* lse = nullptr;       // [num_rows], as forward returned it; for a shard that of the whole row
+  const float* lse = nullptr;       // [num_rows], as forward returned it; for a shard the lse of the whole row
   const float* entropy = nullptr;   // [num_rows], needed with dentropy
   const float* dlogprob = nullptr;  // [num_rows] each; null means 0. Any element stride (0: one value for all rows)
   const float* dlse = nullptr;

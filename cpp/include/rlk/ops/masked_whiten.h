@@ -2,7 +2,7 @@
 // of a batch. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they
 // show.
 //
-//   sum(f) : of a sequence, the perfect binary tree over its positions (math/tree_sum.h), +0 for tokens that do not
+//   sum(f) : for a sequence, the perfect binary tree over its positions (math/tree_sum.h), +0 for tokens that do not
 //            count. The sum of the batch is the tree over the sums of its sequences.
 //   n      = number of tokens that count;  mean = fl(sum(x) / n)
 //   a, b   : powers of two, a <= 1 <= b, from the least and the largest x (math/moment_scale.h); 1 where all x are

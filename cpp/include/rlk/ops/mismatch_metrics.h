@@ -1,5 +1,5 @@
-// THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from
-// those of the sampling engine. Rule numbers refer to docs/numerics.md. Metrics that verl also has use verl's formulas;
+// THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from the
+// sampling engine's. Rule numbers refer to docs/numerics.md. Metrics that verl also has use verl's formulas;
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
 // exp and expm1 come from math/.
 //
@@ -39,8 +39,8 @@
 namespace rlk {
 
 constexpr int kMismatchBins = 9;
-// The edge between bins i and i + 1: -1, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1. This is a function because device
-// code may address no table.
+// The edge between bins i and i + 1: -1, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1. The edges are a function because
+// device code may address no table.
 RLK_HD constexpr float mismatch_edge(int i) {
   return i == 0   ? -1.0f
          : i == 1 ? -0.1f
@@ -90,7 +90,7 @@ struct MismatchMetricsParams {
   void* workspace = nullptr;  // mismatch_metrics_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make every metric NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make every metric NaN.
 void mismatch_metrics(const MismatchMetricsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -1,6 +1,6 @@
 // THE CONTRACT of optimal_token_baseline (OTB): each token's return less a baseline of its position in the group. The
 // baseline weights returns by the variance of their gradients. Rule numbers refer to docs/numerics.md. Formulas are in
-// fp32, in the order shown, with one rounding per operation; exp is that of math/. rlk/tokens.h defines sequences.
+// fp32, in the order shown, with one rounding per operation; exp comes from math/. rlk/tokens.h defines sequences.
 //
 // A token t of a sequence counts where its mask is not zero; l = logprob, q = sum_p_sq, s = importance weight:
 //   w = max((1 - 2 exp(l)) + q, +0); with importance weights that is multiplied by fl(s s)
@@ -9,8 +9,8 @@
 //   n  = number of sequences in the group, those without a token included; N = number of a sequence's tokens that count
 //   B = fl(num / fl(den + eps)), num = fma(G, W, num), den = fl(den + W), from +0, ascending by index over the group's
 //       sequences that have a counting token at t. B is +0 where n = 1. With zero_tail: if one sequence's N is larger
-//       than that of all others in its group, and M is the largest N of the others, then B of this sequence is +0 from
-//       position M on
+//       than that of all others in its group, and M is the largest N of the other sequences, then B of this sequence is
+//       +0 from position M on
 //   advantage = fl(G - B),  returns = G; both are +0 where a token does not count
 // Order of G and W. Chunks are 256 tokens, [256 k, 256 k + 256) of a sequence. A token that is missing or does not
 // count is +0.
@@ -44,7 +44,7 @@ struct OptimalTokenBaselineParams {
   std::int64_t group_size = 0;  // used without offsets: num_groups * group_size = num_sequences
   float eps = 1e-8f;            // > 0
   std::int32_t zero_tail = 1;
-  float* advantages = nullptr;  // [slots], contiguous; it and returns must not overlap the inputs
+  float* advantages = nullptr;  // [slots], contiguous; neither output may overlap the inputs
   float* returns = nullptr;     // [slots], contiguous
   void* workspace = nullptr;    // optimal_token_baseline_workspace_bytes(...), 16-byte aligned
 };

@@ -1,6 +1,6 @@
 // THE CONTRACT of pack and unpack: pack copies padded arrays [num_sequences, num_tokens, ...] to packed ones
-// [capacity, ...], where sequences follow one another without padding; unpack copies them back. Both move bytes, so
-// NaNs keep their bits.
+// [capacity, ...], where sequences follow one another without padding; unpack copies them back. Both operators move
+// bytes, so NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
 //   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written for a mask alone).

@@ -85,7 +85,7 @@ enum class ImportanceLevel : std::int32_t { kNone, kToken, kSequence, kGeometric
 // How selected tokens lose their policy term. kDropsAsClipped counts them in the clip fractions; kDrops does not.
 constexpr std::int32_t kDropsAsClipped = 1, kDrops = 2;
 
-// Ratio that kl_times_ratio uses: that of the policy term, or the token's own.
+// Ratio that kl_times_ratio uses: the ratio of the policy term, or the token's own ratio.
 constexpr std::int32_t kTimesRatio = 1, kTimesOwnRatio = 2;
 
 struct PolicySpec {
@@ -174,7 +174,7 @@ struct PolicyLossParams {
   void* workspace = nullptr;           // policy_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make the loss NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make the loss NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);
 
 // Multiplies one or two arrays [count] by *factor in place (a null array is skipped). If the factor is 1, nothing is

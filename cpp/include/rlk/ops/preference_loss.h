@@ -46,14 +46,14 @@
 //   kKto     : no pairs, so sides may differ in number. K = max(kl, 0), NaN if kl is NaN. v = fl(beta fl(s - K)) for a
 //              chosen one, fl(beta fl(K - s)) for a rejected one. L = S(-v), g = -+ fl(beta fl(S(v) S(-v))), negative
 //              for chosen ones. At the end, L and g are multiplied by the side's weight. losses holds the losses of
-//              chosen ones, then of rejected ones
+//              chosen answers, then of rejected answers
 //   loss     = L; with aligned: weight = exp(fl(A_w + A_l)), A = fl(aligned / n) or aligned without counts,
 //              loss = L * weight; with nll_weight: loss = fl(loss - fl(nll_weight N)), N = fl(policy_w / n) or policy_w
 //   d_policy = g * h; with aligned, times weight; on the chosen side with nll_weight then fl(that - fl(nll_weight / n))
 // Sorted losses (optimal transport) sort two arrays in ascending order, equal values by index, NaN last. For kAot these
 // are fl(policy_w - policy_l) and fl(ref_w - ref_l); for kAotUnpaired they are fl(policy - ref) of each side. Loss k is
 // kSigmoid's, with delta = the k-th value of the first array less the k-th of the second. ranks[0, i] is the place of
-// pair i in the first array, ranks[1, i] its place in the second.
+// pair i in the first array, ranks[1, i] its place in the second array.
 //   metrics  = means of losses, chosen rewards, rejected rewards, margins fl(reward_w - reward_l) and of
 //              reward_w > reward_l. A mean is fl(sum / fl(num)) with the sum over pairs by math/tree_sum.h, or 0
 //              without pairs. For kKto the margin is the chosen mean less the rejected mean, and the last metric is
@@ -92,7 +92,7 @@ constexpr int kPreferenceMetrics = 5;
 struct PreferenceSide {
   const float* policy = nullptr;        // [num], sums or averages of log-probabilities
   const float* reference = nullptr;     // [num] or null
-  const float* aligned = nullptr;       // [num] or null; given for both sides or for none
+  const float* aligned = nullptr;       // [num] or null; given for both sides or for neither
   const std::int64_t* count = nullptr;  // [num] or null
   std::int64_t policy_stride = 1, reference_stride = 1, aligned_stride = 1, count_stride = 1;  // in elements
   std::int64_t num = 0;

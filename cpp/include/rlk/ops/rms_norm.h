@@ -16,8 +16,8 @@
 //   dw     = fold over blocks of 8192 rows (rule 9). A block has 128 groups of 64 consecutive rows. A group is the
 //            chain fma(dy, z, s), ascending from +0, where z is xhat, or round(xhat) with round_before_weight. A
 //            perfect binary tree over their index combines the groups, missing ones +0. The first block is added to
-//            main_grad if that is given, else taken as it is. Each later block is added to the result, ascending. The
-//            result is rounded to dweight's dtype last
+//            main_grad if given, else taken unchanged. Each later block is added to the result, ascending. The result
+//            is rounded to dweight's dtype last
 // The derivative of a rounding is taken as 1: g stays fp32 under round_before_weight, and only dw uses the rounded
 // xhat. A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and stride. All
 // outputs have the same bits on every backend. NaN results are canonical. A NaN makes its row NaN. Squares that

@@ -4,7 +4,7 @@
 // The first rotary_dim columns of a head form rotary_dim / 2 pairs (a, b). Pair i is columns (i, i + rotary_dim / 2),
 // or (2i, 2i + 1) with `interleaved`. The other columns are copied bit for bit.
 //   angles : pair i has cos_a, sin_a, cos_b, sin_b. Rows of cos and sin that are rotary_dim wide hold one angle per
-//            column: cos_a is that of column a, cos_b that of column b. Rows of rotary_dim / 2 hold one angle per pair:
+//            column: cos_a belongs to column a, cos_b to column b. Rows of rotary_dim / 2 hold one angle per pair:
 //            cos_a = cos_b = cos[i], sin_a = sin_b = sin[i].
 //   row    : a token uses row position_ids[token] of the tables, or row `token` without position_ids. With three
 //            sections (multimodal RoPE), pair i belongs to section 0 where i < section_pairs[0], to 1 where
@@ -46,7 +46,7 @@ struct RopeHeads {
   std::int64_t num_heads = 0;                         // 0: this side is absent
 };
 
-// The table of cos, or that of sin. Columns are contiguous.
+// The table of cos or of sin. Columns are contiguous.
 struct RopeAngles {
   const void* data = nullptr;  // [max_position, width]; without position_ids [num_sections, num_tokens, width]
   TokenStrides tokens;         // with position_ids `inner` is the stride of a position

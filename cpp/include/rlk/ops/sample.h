@@ -18,7 +18,7 @@
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
 //   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present
 //            columns
-// The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are those of
+// The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are the same as in
 // logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
@@ -68,8 +68,8 @@
 //   top_k         : the row's first k are among the shards' first k, and so is every column that min_p and top_p then
 //   leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
-// since there top_p is a share of the whole row. Any other row has kBadParameter. There are no n best. Merges give
-// every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
+// since there top_p is a share of the whole row. Any other row has kBadParameter. No n best columns are given. Merges
+// give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
 //   kBadParameter : set for the rows above, too
 //   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
 //                   of row, raw_logprob or tag, or have ids and ranks that no partial gives
@@ -91,21 +91,22 @@
 //   12 to 14: the same values of the column drawn below the root     15: how many of the following there are
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 //
-// In rounds, sample_partial makes four payloads of each shard, and reads those of the rounds before, of all shards.
-// sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status, except
+// In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
+// shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
+// except
 // for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h defines.
-// It takes two words, the lower half first. Words 0 to 3 and 15 are as above; the others are too, in rounds 1 and 4.
-// Word 4 of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
+// This mass takes two words, the lower half first. Words 0 to 3 and 15 are as above; the other words are too, in rounds
+// 1 and 4. Word 4 of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
 //   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column
-//   round 4: nothing; the root and the drawn column are those of the kept columns
+//   round 4: nothing; the root and the drawn column belong to the kept columns
 // Round 2 knows the row's reference, since round 1 has all first ranks. The bins of round 2 hold at most `step` columns
 // of each shard. Their counts tell which bin has the k-th column. The total of top_p is known up to the mass of that
-// bin. The last column that top_p keeps therefore lies in one of few bins. Round 3 sends these bins and that one.
-// Round 4 finds both columns among the candidates, as sample does. So a rank and a mass decide for each column whether
-// it is kept. Round 4 also gives the kept ids that a shard owns, ascending, in every good row.
+// bin. The last column that top_p keeps therefore lies in one of few bins. Round 3 sends these bins and the bin of the
+// k-th column. Round 4 finds both columns among the candidates, as sample does. So a rank and a mass decide for each
+// column whether it is kept. Round 4 also gives the kept ids that a shard owns, ascending, in every good row.
 #pragma once
 
 #include <cstdint>
@@ -119,18 +120,18 @@ namespace rlk {
 enum class SampleOrder : std::uint8_t { kVllm, kHf, kSglang };
 
 // Bits of status[i], beside these of LogprobStatus: kNanLogit, kInfLogit, kEmptyRow (no column present, or only -Inf)
-// and kBadTemperature. Those bits refer to the present columns.
+// and kBadTemperature. The status bits refer to the present columns.
 enum SampleStatus : std::int32_t {
   kBadParameter = 128,  // top_k outside [0, most_top_k], top_p outside (0, 1], or min_p outside [0, 1]
   kBadPosition = 256,   // position outside [0, 2^32)
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
-  kBadBias = 4096,     // likewise, or ids of a row that do not ascend strictly
+  kBadBias = 4096,     // the same faults in the bias, or ids of a row that do not ascend strictly
   kBadShards = 8192,   // only sample_merge sets it
 };
 
-// One float for each row, or one for all rows.
+// One float for each row, or a single float for all rows.
 struct RowFloats {
   const float* data = nullptr;  // [num_rows], or null: `value` for every row
   float value = 0.0f;
@@ -161,7 +162,7 @@ struct ProcessLogitsParams {
   std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
   float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
   // May be given only on CUDA, with float32 logits. `out` then has only the columns that the row's history or bias
-  // holds. Their bits are those of `allowed`. A row with a nonzero status has no bit.
+  // holds. These columns have the bits of `allowed`. A row with a nonzero status has no bit.
   std::uint32_t* edited = nullptr;  // [num_rows, edit_words(num_columns)], contiguous
   std::int32_t* status = nullptr;   // [num_rows]
   DType dtype = DType::kFloat32;    // kFloat32, kBFloat16, kFloat16
@@ -203,7 +204,7 @@ struct SampleParams {
   Exp exp = Exp::kPortable;
   SampleOrder order = SampleOrder::kVllm;
   bool greedy = false;
-  // Edited columns and their z, as process_logits gives them, or null. The z of all others are those of `logits`.
+  // Edited columns and their z, as process_logits gives them, or null. All other columns take z from `logits`.
   const std::uint32_t* edited = nullptr;
   const float* edits = nullptr;
 };
@@ -230,8 +231,8 @@ RLK_HD std::int64_t round_words(int round, std::int64_t vocab_size, std::int64_t
   return kPayloadHead + (round == 2 ? 3 : 2) * round_capacity(round, vocab_size, widest, num_shards);
 }
 
-// Parameters of sample for whole rows, without results. logits and raw_logits alone are the shard's: its columns from
-// the first on, at least the valid ones. most_top_k is the capacity of the payload.
+// Parameters of sample for whole rows, without results. Only logits and raw_logits belong to the shard: its columns
+// from the first on, at least the valid ones. most_top_k is the capacity of the payload.
 struct SamplePartialParams : SampleParams {
   PartRange parts;
   bool takes_raw = false;           // whether the merge gives raw_logprob
@@ -252,7 +253,7 @@ RLK_HD std::int64_t columns_of_shard(const SamplePartialParams& p) {
 struct SampleMergeParams : SampleParams {
   const std::int32_t* payload = nullptr;  // [num_shards, num_rows, words], contiguous; words as for sample_partial
   std::int32_t num_shards = 1;            // 1 to 8
-  bool in_rounds = false;                 // whether the payloads are those of round 4
+  bool in_rounds = false;                 // whether the payloads come from round 4
 };
 
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device);  // enough for sample_partial and
@@ -263,8 +264,8 @@ void sample(const SampleParams& p, Device device, Stream stream);
 void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
 bool sample_takes_edits(const SampleParams& p, Device device);  // whether these logits may have edited columns
 
-// process_logits, then sample on its result. The logits are those of `process`, whose results are unset. `draw` has the
-// other parameters of sample, with the sizes and the dtype of these logits.
+// process_logits, then sample on its result. The logits are the inputs of `process`, whose outputs are unset. `draw`
+// has the other parameters of sample, with the sizes and the dtype of these logits.
 struct ProcessedSampleParams {
   ProcessLogitsParams process;
   SampleParams draw;

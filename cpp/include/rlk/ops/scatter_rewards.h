@@ -1,6 +1,6 @@
 // THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens, as gae and
-// discounted_returns take them. It may also place a cost per sequence. Rule numbers refer to docs/numerics.md. Formulas
-// are in fp32, with the roundings and the order that they show.
+// discounted_returns take them. The operator may also place a cost per sequence. Rule numbers refer to
+// docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
 // tokens.
@@ -22,11 +22,10 @@
 // infinite rewards are not left out: they appear in their sequence's output, at their own place.
 // Masked tokens are +0, and nothing in a masked slot changes a bit. No zero has a sign, and NaN results are canonical.
 // A sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
-// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It
-// does so too for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its
-// spans from there on have no reward.
-// With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have
-// NaN rewards and lengths of 0, and slots outside every sequence are not written.
+// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. The
+// same holds for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its spans
+// from there on have no reward. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the
+// sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside every sequence are not written.
 // The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
@@ -55,7 +54,7 @@ struct RewardSpec {
 struct ScatterRewardsParams {
   Sequences sequences;
   TokenMask mask;              // [slots]; null: every token counts
-  PolicyTokens rewards;        // [num_sequences], token_stride 0, or null; all inputs may be null likewise
+  PolicyTokens rewards;        // [num_sequences], token_stride 0, or null; every input may be null
   PolicyTokens token_rewards;  // [slots]
   PolicyTokens logprob;        // [slots]; needed with an estimator
   PolicyTokens ref_logprob;    // [slots]; needed with an estimator

@@ -1,8 +1,8 @@
 // THE CONTRACT of sequence_logprob: log-probabilities of tokens summed over each sequence, and its gradient. Rule
 // numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// A token's position is its column in a padded array, or its distance from its sequence's first token in a packed one.
-// Tokens whose mask is zero do not count; their log-probabilities may be anything, NaN and Inf included.
+// A token's position is its column in a padded array, or its distance from its sequence's first token in a packed
+// array. Tokens whose mask is zero do not count; their log-probabilities may be anything, NaN and Inf included.
 //   x[p]     = logprob at position p as fp32 where it counts, else +0
 //   sum      = the perfect binary tree over x (math/tree_sum.h): the sum that every operator forms over a sequence's
 //   tokens

@@ -13,15 +13,16 @@
 // such a sequence ignore_index.
 // loss_mask_from_spans: mask = 1 for a token at position p of sequence i if a span s in [span_offsets[i],
 // span_offsets[i + 1]) has spans[s, 0] <= p < spans[s, 1]; else 0. Spans may overlap and come in any order. The CPU
-// throws for span_offsets that are no valid offsets of the spans. It also throws for a span that violates
-// 0 <= begin <= end <= the sequence's length. A GPU clamps a span to its sequence, and ignores the spans of a sequence
-// with invalid span_offsets.
-// tool_mask: the token at position p opens a turn if the `begin` ids end at p inside its sequence. It closes a turn if
+// throws for span_offsets that are no valid offsets of the spans. The CPU also throws for a span that violates 0 <=
+// begin <= end <= the sequence's length. A GPU clamps a span to its sequence, and ignores the spans of a sequence with
+// invalid span_offsets.
+// tool_mask: the token at position p opens a turn if the `begin` ids end at p inside its sequence. Position p closes a
+// turn if
 // the `end` ids end at p and the `begin` ids do not. mask = 1 if the last such event before p is an opening; without
 // include_end, tokens of the `end` ids are 0 even then. So the `begin` ids are not the model's. The tokens after them
-// are, up to and including the `end` ids. A turn that nothing closes lasts until the end of the sequence.
-// For packed tokens outside every sequence the masks are 0 and the labels ignore_index.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// are the model's, up to and including the `end` ids. A turn that nothing closes lasts until the end of the sequence.
+// For packed tokens outside every sequence the masks are 0 and the labels ignore_index. The call enqueues on `stream`;
+// it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

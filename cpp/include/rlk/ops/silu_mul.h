@@ -1,6 +1,6 @@
 // THE CONTRACT of silu_mul and gelu_mul: y = act(gate) * up, and its gradients.
-// Rules are those of docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show; sigmoid,
-// erf, tanh and exp are those of docs/math.md.
+// Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show;
+// sigmoid, erf, tanh and exp are defined in docs/math.md.
 //
 // For an element g of gate and u of up:
 //   m = -88 where g < -88, else g
@@ -22,9 +22,9 @@
 // The limits of +-88 give infinities the limit values of the functions: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
 // zero, a'(+Inf) = 1. No finite g meets them: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, as gelu is
 // below about -5.5.
-// A product of an infinity and a zero of two arrays is NaN, as IEEE says. NaN results are canonical.
-// An element has the same bits in any number of rows, at any position and stride, and on every backend.
-// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// An infinity of one array times a zero of the other is NaN, as in IEEE. NaN results are canonical. An element has the
+// same bits in any number of rows, at any position and stride, and on every backend. All functions enqueue on `stream`;
+// they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

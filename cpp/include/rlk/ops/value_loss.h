@@ -14,9 +14,9 @@
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean,
-// where n is the number of the sequence's tokens. It is 0 where D or n is 0, and NaN where D is negative, infinite or
-// NaN. A weight of 0 gives 0, whatever it multiplies. D is the denominator if given, else the number of tokens, of
-// sequences, or of sequences that have a token. policy_loss has the same aggregations.
+// where n is the number of the sequence's tokens. q is 0 where D or n is 0, and NaN where D is negative,
+// infinite or NaN. A weight of 0 gives 0, whatever it multiplies. D is the denominator if given, else the number of
+// tokens, of sequences, or of sequences that have a token. policy_loss has the same aggregations.
 // Loss: each sequence's sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked tokens have
 // +0.
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
@@ -55,7 +55,7 @@ enum ValueMetric : int {
   kValueMetricValueMean,
   kValueMetricReturnMean,
   // 1 - V_e / V_R, V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales
-  // of e and R. It is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
+  // of e and R. The metric is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
   kValueMetricExplainedVariance,
   kValueMetrics,
 };
@@ -76,7 +76,7 @@ struct ValueLossParams {
   void* workspace = nullptr;           // value_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU they make the loss NaN.
+// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make the loss NaN.
 void value_loss(const ValueLossParams& p, Device device, Stream stream);
 
 }  // namespace rlk
