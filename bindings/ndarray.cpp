@@ -321,9 +321,9 @@ Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object
     view_.shape = inline_shape_;
     view_.strides = t.strides ? inline_strides_ : nullptr;
     view_.data = static_cast<char*>(t.data) + t.byte_offset;
-    if (elements > 0 && !t.data) {
-      refuse_distributed(object, name);
-      argument_error(name, "has no memory (a fake, meta or freed tensor)");
+    if (!t.data) {
+      refuse_distributed(object, name);  // one without elements, too
+      if (elements > 0) argument_error(name, "has no memory (a fake, meta or freed tensor)");
     }
     const auto alignment = static_cast<unsigned>(std::min(element_bytes(), 8));
     require(elements == 0 || reinterpret_cast<std::uintptr_t>(view_.data) % alignment == 0, name,

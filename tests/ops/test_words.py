@@ -167,6 +167,29 @@ def test_a_distributed_operand_is_to_be_made_local(mesh: Any, name: str, index: 
     assert "to_local()" in words
 
 
+NO_ROWS: dict[str, dict[str, Any]] = {
+    "logprob": {"logits": Z[:0], "target": Y[:0], "temperature": LSE[:0]},
+    "logprob, out": {"logits": Z[:0], "target": Y[:0], "out": LSE[:0].clone()},
+    "logprob_backward": {"logits": Z[:0], "target": Y[:0], "lse": LSE[:0], "dlogprob": LSE[:0]},
+    "logprob_partial": {"logits_shard": Z[:0], "target": Y[:0], "vocab_start": 0, "vocab_size": 9},
+}
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_a_distributed_operand_without_rows_is_to_be_made_local(mesh: Any, name: str) -> None:
+    """Its view has no memory, like that of any array without elements."""
+    from torch.distributed.tensor import Replicate, distribute_tensor
+
+    call, given = getattr(rk, name.split(",")[0]), NO_ROWS[name]
+    call(**given)
+    for operand in [
+        k for k, x in given.items() if isinstance(x, torch.Tensor) and (k, name) != ("logits", "logprob, out")
+    ]:
+        other = distribute_tensor(given[operand], mesh, [Replicate()])
+        with pytest.raises(TypeError, match=rf"{ALSO.get(operand, operand)}.*got a DTensor; pass .*to_local"):
+            call(**given | {operand: other})
+
+
 @pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(DRAWN)))
 @pytest.mark.parametrize("framework", ["torch", "NumPy"])
 def test_none_in_place_of_a_required_operand_is_named(operator: str, framework: str) -> None:
