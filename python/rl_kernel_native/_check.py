@@ -167,8 +167,10 @@ def is_compiling() -> bool:
 def in_float32(x: float) -> float:
     """A number rounded to float32 (a tie to either side). A number below the smallest normal one becomes 0, because its
     inverse may be infinite. A number in a trace is not rounded, because that would be a guard on its value."""
-    if x != x or abs(x) >= _BEYOND:
-        return x * math.inf
+    if x != x:
+        return math.nan
+    if abs(x) >= _BEYOND:
+        return math.inf if x > 0 else -math.inf  # constants: a trace cannot compute with an infinity
     if abs(x) < _SMALLEST:
         return 0.0
     if is_compiling():
@@ -185,6 +187,9 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
     x = number(name, value)
     rounded = in_float32(x)
     if not (allows(x) and allows(rounded)) or abs(x) < abs(rounded) == math.inf:
+        if is_compiling():
+            range_of = expected if isinstance(expected, str) else "a number in the range of the docstring"
+            raise ValueError(f"{name}: expected {range_of}, got another number while torch traces")
         of_float32 = f"{rounded:g} in float32" if rounded else "below the normal numbers of float32"
         why = f", which is {of_float32}" if allows(x) else ""
         words = expected if isinstance(expected, str) else expected()

@@ -210,6 +210,40 @@ def test_a_number_that_is_out_of_range_is_refused_in_a_graph_that_serves_others(
         compiled(A, -1.0)
 
 
+# name: (call with a number, numbers that it refuses)
+BEYOND = (1e39, 1e-46)  # infinite in float32, and below its normal numbers
+BAD: dict[str, tuple[Callable[[Any, Any], Any], tuple[float, ...]]] = {
+    "denominator": (lambda x, n: policy(x, spec=rk.PolicySpec(), denominator=n), (0.0, -3.0, *BEYOND)),
+    "denominator of a head": (
+        lambda x, n: rk.linear_cross_entropy(X, W, TARGET, denominator=n) + x.sum(),
+        (0.0, -3.0, *BEYOND),
+    ),
+    "clip": (lambda x, n: rk.value_loss(x, B, C, MASK, clip=n).loss, (0.0, -3.0, *BEYOND)),
+    "kl_coef": (lambda x, n: policy(x, spec=rk.PolicySpec(kl="k3", kl_coef=n), ref_logprob=C), (1e39, -1e39)),
+    "epsilon_low": (lambda x, n: policy(x, spec=rk.PolicySpec(epsilon_low=n)), (-3.0, 1e39)),
+    "beta": (lambda x, n: rk.preference_loss(x[0], x[1], beta=n).losses, (0.0, -3.0, *BEYOND)),
+    "upper": (lambda x, n: rk.importance_weights(x, B, MASK, upper=n).weights, (0.0, -3.0, *BEYOND)),
+    "lower": (lambda x, n: rk.importance_weights(x, B, upper=2.0, lower=n, mode="clip").weights, (-3.0, 2.5, 1e39)),
+    "veto": (lambda x, n: rk.importance_weights(x, B, upper=2.0, veto=n).mask, (0.0, -3.0, *BEYOND)),
+    "gamma": (lambda x, n: rk.discounted_returns(x, MASK, gamma=n), (-3.0, 1.5, 1e39)),
+    "top_quantile": (lambda x, n: rk.entropy_mask(-x, MASK, top_quantile=n), (-3.0, 1.5, 1e39)),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_number_is_named_in_a_graph_that_serves_others(name: str) -> None:
+    """A trace knows no digits of a number that changed before, so the error has none. Dynamo wraps it."""
+    function, wrong = BAD[name]
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    compiled(A, 0.5), compiled(A, 0.25)
+    expected = rf"{name.split()[0]}: expected"
+    for number in (*wrong, float("nan")):
+        with pytest.raises(ValueError, match=expected):
+            function(A, number)
+        with pytest.raises(Exception, match=expected):  # Dynamo's own classes
+            compiled(A, number)
+
+
 def test_a_nan_beside_a_number_that_changes_is_named_itself() -> None:
     compiled = torch.compile(
         lambda x, n: rk.logprob(x, TARGET, temperature=float("nan"), softcap=n), fullgraph=True, backend="aot_eager"
