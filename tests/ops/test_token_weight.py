@@ -127,6 +127,66 @@ def test_sums_of_weights_that_are_no_divisor(name: str) -> None:
     assert loss([0.25, 0.75]).isfinite()
 
 
+ROWS, COLUMNS, CHOSEN = torch.eye(3, 4), torch.arange(20.0).view(5, 4) / 9, torch.tensor([4, 1, 2])
+FILTERED = torch.tensor([0.0, -torch.inf, 0.0, 0.0, 0.0])  # the target of the second row
+
+
+def of_head(u: Any, x: Any, **how: Any) -> Any:
+    found = rk.linear_cross_entropy(x, COLUMNS, CHOSEN, token_weight=u, **how)
+    return (found[0] if isinstance(found, tuple) else found).sum()
+
+
+def of_policy(u: Any, x: Any, **how: Any) -> Any:
+    logprob = torch.log_softmax(x @ COLUMNS.T + FILTERED, -1).gather(1, CHOSEN[:, None]).T
+    spec = rk.PolicySpec(clip="none", **how)
+    return rk.policy_loss(logprob, None, torch.ones(1), torch.ones(1, 3), spec=spec, token_weight=u[None]).loss
+
+
+def of_value(u: Any, x: Any, **how: Any) -> Any:
+    value = x.sum(1)[None] + FILTERED[:3]
+    return rk.value_loss(value, None, torch.zeros(1, 3), clip=None, token_weight=u[None], **how).loss
+
+
+INFINITE: dict[str, Any] = {
+    **{f"head, {r}": lambda u, x, r=r: of_head(u, x, bias=FILTERED, reduction=r) for r in ("mean", "sum", "none")},
+    "head, given divisor": lambda u, x: of_head(u, x, bias=FILTERED, denominator=2.0),
+    "head, z-loss": lambda u, x: of_head(u, x, bias=FILTERED, z_loss=0.1, return_z_loss=True),
+    "head, accuracy": lambda u, x: of_head(u, x, bias=FILTERED, return_token_accuracy=True),
+    "head, packed": lambda u, x: of_head(u, x, bias=FILTERED, cu_seqlens=torch.tensor([0, 1, 3])),
+    **{
+        f"policy_loss, {a}": lambda u, x, a=a: of_policy(u, x, aggregation=a)
+        for a in ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+    },
+    **{f"value_loss, {a}": lambda u, x, a=a: of_value(u, x, aggregation=a) for a in ("token-mean", "token-sum")},
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_weight_of_0_takes_an_infinite_term_out(name: str, compiled: bool) -> None:
+    """Zero times infinity is 0, as for a filtered token that a fractional mask leaves out."""
+    call = torch.compile(INFINITE[name], backend="aot_eager", fullgraph=True) if compiled else INFINITE[name]
+    x = ROWS.clone().requires_grad_()
+    assert not call(torch.ones(3), x).isfinite(), "the term is infinite"
+    loss = call(torch.tensor([0.5, 0.0, 1.0]), x)
+    gradient = torch.autograd.grad(loss, x)[0]
+    assert loss.isfinite()
+    assert gradient.isfinite().all()
+    assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_weight_of_0_takes_an_infinite_row_out_of_numpys_and_the_reference(reduction: str) -> None:
+    given = [x.numpy() for x in (ROWS, COLUMNS, CHOSEN)]
+    how: dict[str, Any] = {"bias": FILTERED.numpy(), "reduction": reduction, "token_weight": np.float32([0.5, 0, 1])}
+    want = rk.linear_cross_entropy_reference(*given, **how)["loss"]
+    assert np.isfinite(want).all()
+    np.testing.assert_allclose(rk.linear_cross_entropy(*given, **how), want, rtol=1e-5)
+    bad = [given[0].copy(), *given[1:]]
+    bad[0][1] = np.nan
+    assert np.isnan(rk.linear_cross_entropy(*bad, **how)).any(), "a NaN stays"
+
+
 def test_a_weight_is_what_a_fraction_of_a_mask_is_not() -> None:
     logprob, advantage = torch.tensor([[-1.0, -2.0]]), torch.tensor([1.0])
     fractions = torch.tensor([[1.0, 0.5]])

@@ -153,7 +153,7 @@ def linear_cross_entropy(
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
             Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor
             follows the rules of a ``denominator`` on the device: weights whose sum is 0 give loss 0, and a negative,
-            infinite or NaN sum gives NaN.
+            infinite or NaN sum gives NaN. A weight of 0 takes an infinite row out; a NaN stays.
         return_z_loss: return a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
         return_token_accuracy: return a :class:`CrossEntropyAccuracy`. A row counts 1 if its target has the largest
             logit (of several largest, the lowest id counts), else 0; a row with a NaN or an infinity counts 0.
@@ -222,8 +222,7 @@ def linear_cross_entropy(
     reduce = functools.partial(_reduced, reduction, shape, target != ignore_index, cu_seqlens)
     divisor = denominator
     if scored is not None:
-        losses = losses * scored
-        squares, hits = (None if rows is None else rows * scored for rows in (squares, hits))
+        losses, squares, hits = (_weighted(rows, scored) for rows in (losses, squares, hits))
         if reduction == "mean" and denominator is None:
             divisor = _reduced("sum", shape, target != ignore_index, cu_seqlens, None, scored)
     loss = reduce(divisor, losses)
@@ -256,6 +255,16 @@ def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
     _torch().require_tensors(target=target, token_weight=token_weight)
     return token_weight.masked_fill(target == ignore_index, 0.0)
+
+
+def _weighted(rows: Any, weights: Any) -> Any:
+    """Rows times their weights. A weight of 0 takes an infinite row out, as in the other losses; a NaN stays."""
+    if rows is None:
+        return None
+    if _dispatch.is_tensor(rows):
+        return rows.masked_fill((weights == 0) & rows.isinf(), 0.0) * weights
+    xp = _dispatch.namespace(rows, "token_weight")
+    return xp.where((weights == 0) & xp.isinf(rows), xp.zeros_like(rows), rows) * weights
 
 
 def _scalar(one: Any) -> Any:
