@@ -62,7 +62,7 @@ class AlongRows {
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Loads rows from `first` on. Past the last row, it loads the last row again; their outputs are not stored.
+  // Loads rows from `first` on. Past the last row, it loads the last row again; outputs of such rows are not stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -112,7 +112,7 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Loads columns from `first` on. Past the last column, it loads an earlier column again; their outputs are not
+  // Loads columns from `first` on. Past the last column, it loads an earlier column again; such outputs are not
   // stored.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}

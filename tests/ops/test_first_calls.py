@@ -18,7 +18,7 @@ from call_cases import OPERATORS
 from first_calls import faults
 
 LIMIT_S = 0.5  # loading a kernel takes milliseconds; compiling the smallest one from PTX took 0.37 s, others 4 to 13 s
-# Losses and layers of a training step. No other operator calls their backward kernels.
+# Losses and layers of a training step. No other operator calls the backward kernels of these.
 TRAINED = {"attention", "kl", "linear", "linear_cross_entropy", "linear_logprob", "logprob", "policy_loss", "rms_norm",
            "rope", "sequence_logprob", "silu_mul", "value_loss", "preference_loss", "embedding"}  # fmt: skip
 

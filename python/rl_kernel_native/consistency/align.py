@@ -85,7 +85,8 @@ class Result:
     Attributes:
         runner: vLLM's model runner, V1 or V2.
         ranks: number of tokens whose rank differs in the trainer's logits.
-        best: the most probable tokens: ``tokens``, and how many are ``differing`` in log-probability or in ``ranks``.
+        best: counts of the most probable tokens: all (``tokens``), ``differing`` in log-probability, and differing in
+            rank (``ranks``).
         tokens_per_second: of the rollout; on a GPU the median of ``rates``, after a rollout that is not timed.
         rates: tokens per second of every timed rollout.
         features: the engine's settings: asynchronous scheduling, chunked prefill, tokens and sequences per step, prefix

@@ -140,7 +140,7 @@ def kl(
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, with the gradient
             through both factors. With k3 this is the unbiased form of DeepSeek-V3.2, and PolicySpec's
             ``kl_times_ratio`` at token level.
-        importance_weight: as ``logprob``; the estimator is multiplied by it before the clamp. If this array requires a
+        importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a
             gradient, it gets the weight's gradient. ``logprob`` never gets it.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
