@@ -490,9 +490,9 @@ def test_calls_do_not_leak(device: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.alone
 def test_median_host_cost(device: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a GPU 5 us without autograd and 25 us with it. If a launch and an allocation alone take 5 us on this host, the
-    limits are their time plus 4 us, and 5 times their time. On a CPU the time includes the work itself, so the test
-    only prints it."""
+    """The limits on a GPU are 5 us without autograd and 25 us with autograd. If a launch and an allocation alone take 5
+    us on this host, the limits are their time plus 4 us, and 5 times their time. On a CPU the time includes the work
+    itself, so the test only prints it."""
     logits, target = torch.randn(8, 128, device=device), torch.zeros(8, dtype=torch.int64, device=device)
     x = logits.clone().requires_grad_()
 
