@@ -293,3 +293,51 @@ def test_bad_token_weights() -> None:
             loss(wrong)
     with pytest.raises(ValueError, match=r"^return_z_loss: expected False with z_loss=0"):
         loss(None, return_z_loss=True)
+
+
+TAIL: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "divisor": {"denominator": 3.0},
+    "divisor on the device": {"denominator": torch.tensor(3.0)},
+    "z-loss": {"z_loss": 0.1, "return_z_loss": True},
+    "smoothing": {"label_smoothing": 0.1},
+    "accuracy": {"return_token_accuracy": True},
+    "weights": {"token_weight": torch.tensor([0.5, 1.0, 0.0, 2.0, torch.nan, torch.inf])},
+    "mask": {"loss_mask": torch.tensor([1, 0, 1, 1, 1, 1])},
+}
+
+
+@pytest.mark.parametrize("name", TAIL)
+@pytest.mark.parametrize("of", ["eager", "compiled", "NumPy"])
+def test_rows_behind_the_last_sequence_may_hold_any_value(name: str, of: str) -> None:
+    """A packed buffer of a fixed size ends with rows that nobody wrote."""
+    torch.compiler.reset()
+    draws = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(6, 16, generator=draws), torch.randn(9, 16, generator=draws)
+    hidden[4], hidden[5] = torch.nan, torch.inf
+    target, cuts = torch.tensor([1, 8, 0, 3, 2**40, -7]), torch.tensor([0, 1, 4])
+
+    def run(rows: int) -> list[Any]:
+        how = {k: x[:rows] if isinstance(x, torch.Tensor) and x.ndim else x for k, x in TAIL[name].items()}
+        call = rk.linear_cross_entropy
+        if of == "NumPy":
+            made = {k: x.numpy() if isinstance(x, torch.Tensor) else x for k, x in how.items()}
+            given = (x.numpy() for x in (hidden[:rows], weight, target[:rows]))
+            found: Any = call(*given, cu_seqlens=cuts.numpy(), **made)
+            return [
+                torch.from_numpy(np.asarray(x))
+                for x in (found if isinstance(found, tuple) else (found,))
+                if x is not None
+            ]
+        leaves = [hidden[:rows].clone().requires_grad_(), weight.clone().requires_grad_()]
+        call = torch.compile(call, backend="aot_eager", fullgraph=True) if of == "compiled" else call
+        found = call(*leaves, target[:rows], cu_seqlens=cuts, **how)
+        parts = [x for x in (found if isinstance(found, tuple) else (found,)) if x is not None]
+        gradients = torch.autograd.grad(parts[0], leaves)
+        assert not gradients[0][4:].any()
+        return [*(x.detach() for x in parts), gradients[0][:4], gradients[1]]
+
+    for got, want in zip(run(6), run(4), strict=True):
+        assert want.isfinite().all()
+        assert not differing(got, want)

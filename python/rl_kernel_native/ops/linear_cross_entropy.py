@@ -149,7 +149,7 @@ def linear_cross_entropy(
             and gradients 0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the
             number of scored rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
-            ``target``; tokens outside all sequences do not count.
+            ``target``; tokens behind the last sequence do not count, and their rows may hold any value.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
             Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor
             follows the rules of a ``denominator`` on the device: weights whose sum is 0 give loss 0, and a negative,
@@ -192,6 +192,8 @@ def linear_cross_entropy(
         _dispatch.namespace(target, "target")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
+    if cu_seqlens is not None:
+        target = _in_sequences(target, cu_seqlens, ignore_index)
     rows_meet = token_weight is not None or wanted & LARGEST
     if rows_meet and _dispatch.is_tensor(target) and _dispatch.is_array(hidden) and not _dispatch.is_tensor(hidden):
         raise TypeError(f"target: expected an array of the framework of hidden, {type(hidden).__name__}, got Tensor")
@@ -255,6 +257,20 @@ def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
     _torch().require_tensors(target=target, token_weight=token_weight)
     return token_weight.masked_fill(target == ignore_index, 0.0)
+
+
+def _in_sequences(target: Any, cu_seqlens: Any, ignore_index: Any) -> Any:
+    """The target with ``ignore_index`` behind the last sequence, where rows may hold any value. Otherwise zero times a
+    NaN of such a row would enter the gradient of the weight. :func:`sequence_logprob` refuses bad cuts by name."""
+    if type(cu_seqlens) is not type(target) or len(_check.shape_of(cu_seqlens)) != 1 or not cu_seqlens.shape[0]:
+        return target
+    if len(_check.shape_of(target)) != 1 or str(cu_seqlens.dtype).removeprefix("torch.") not in ("int32", "int64"):
+        return target
+    if _dispatch.is_tensor(target):
+        counts = _torch().before(target, cu_seqlens)
+    else:
+        counts = _dispatch.namespace(target, "target").arange(target.shape[0]) < cu_seqlens[-1]
+    return target if counts is None else scored_target(target, counts, ignore_index)
 
 
 def _weighted(rows: Any, weights: Any) -> Any:

@@ -197,6 +197,13 @@ def partial(
     return stats
 
 
+def before(target: Tensor, cu_seqlens: Tensor) -> Tensor | None:
+    """Which rows of the target are before the last cut; None for cuts that a later check refuses."""
+    if cu_seqlens.layout != torch.strided or cu_seqlens.device != target.device:
+        return None
+    return torch.arange(target.shape[0], device=target.device) < cu_seqlens[-1]
+
+
 def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
     require_tensors(target=target, loss_mask=loss_mask)
     _check.mask_dtype("loss_mask", _torch.dtype_name(loss_mask.dtype))
