@@ -231,14 +231,24 @@ struct Call : AttentionInput {
   const Array &of_q, &of_k, &of_v;
 };
 
-RLK_EAGER_FUNCTION(attention, 4, (), nb::tuple arrays, nb::tuple options, nb::handle exp, int arithmetic,
-                   bool wants_lse) {
+RLK_EAGER_FUNCTION(attention, 14, (), nb::tuple arrays, nb::tuple options, nb::handle exp, int arithmetic,
+                   bool wants_lse, nb::handle out_given) {
   const Call call(frame, arrays, options, exp, arithmetic);
   AttentionParams p{call};
-  return Results("attention", frame)
-      .add(&p.out, call.out_shape(), p.dtype)
-      .add(&p.lse, call.lse_shape(), wants_lse)
-      .run(rlk::attention, &p, attention_workspace_bytes);
+  const Sizes shape = call.out_shape();
+  const Array* const out = frame->optional(out_given, "out", kFloats);
+  Results results("attention", frame);
+  if (out) {
+    check_dtype(*out, call.of_q);
+    require_shape(std::ranges::equal(out->shape(), shape), *out, "shape ", std::span(shape), " (that of q)");
+    require_contiguous(*out);
+    frame->require_writable(*out);
+    p.out = out->view().data;
+    results.add(out->object());
+  } else {
+    results.add(&p.out, shape, p.dtype);
+  }
+  return results.add(&p.lse, call.lse_shape(), wants_lse).run(rlk::attention, &p, attention_workspace_bytes);
 }
 
 // Numbers of the splits that a call for partials computes, ascending.

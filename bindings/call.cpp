@@ -83,11 +83,17 @@ RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
 
 namespace {
 
-// These objects are never released. torch outlives every call, and at exit the interpreter may end first.
-PyObject *tracing_[3], *grad_enabled_, *is_wrapped_, *is_batched_, *autocast_hint_;
-PyObject *tensor_, *parameter_;     // the types
-PyObject *compiler_, *forward_ad_;  // the modules' dicts, since an attribute's lookup takes three times as long
-PyObject *requires_grad_, *is_meta_, *is_compiling_, *current_level_;
+// What set_torch keeps, in its order: functions that tell whether something is active, functions of a tensor,
+// autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. A dict's look-up takes a third of the
+// time of an attribute's.
+// clang-format off
+enum Of {
+  kFunctorch, kModes, kJitTracing, kFunctionModes, kProfiler, kAutocast, kGradient, kIsWrapped, kIsBatched, kAutocastHint,
+  kTensor, kParameter, kDtype, kDispatch, kCompiler, kForwardAd,
+  kRequiresGrad, kIsCuda, kIsMeta, kIsCompiling, kCurrentLevel, kTorchDispatch, kNumKept
+};
+// clang-format on
+PyObject* torch_[kNumKept];  // never released: torch outlives every call, and at exit the interpreter may end first
 
 bool truth(PyObject* result) {
   if (!result) throw nb::python_error();
@@ -96,77 +102,99 @@ bool truth(PyObject* result) {
   if (truth < 0) throw nb::python_error();
   return truth;
 }
+bool is_active(Of predicate) { return truth(PyObject_CallNoArgs(torch_[predicate])); }
+bool is(Of predicate, nb::handle tensor) {
+  PyObject* const arguments[] = {tensor.ptr()};
+  return truth(PyObject_Vectorcall(torch_[predicate], arguments, 1, nullptr));
+}
+bool has(Of name, nb::handle tensor) { return truth(PyObject_GetAttr(tensor.ptr(), torch_[name])); }
 
 // A torch without one of the names takes the general path.
 bool is_untraced() {
-  if (!autocast_hint_) return false;  // torch is not loaded
-  for (PyObject* const is_active : tracing_) {
-    if (truth(PyObject_CallNoArgs(is_active))) return false;
-  }
-  PyObject* const level = PyDict_GetItemWithError(forward_ad_, current_level_);
-  return PyDict_GetItemWithError(compiler_, is_compiling_) == Py_False && level && PyLong_AsLong(level) < 0;
+  if (!torch_[kTensor]) return false;  // torch is not loaded
+  if (is_active(kFunctorch) || is_active(kModes) || is_active(kJitTracing)) return false;
+  PyObject* const level = PyDict_GetItemWithError(torch_[kForwardAd], torch_[kCurrentLevel]);
+  PyObject* const compiles = PyDict_GetItemWithError(torch_[kCompiler], torch_[kIsCompiling]);
+  return compiles == Py_False && level && PyLong_AsLong(level) < 0;
 }
 
-bool truth(PyObject* predicate, nb::handle tensor) {
-  PyObject* const arguments[] = {tensor.ptr()};
-  return truth(PyObject_Vectorcall(predicate, arguments, 1, nullptr));
+PyObject* type_of(nb::handle object) { return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())); }
+bool has_plain_type(nb::handle tensor) {
+  return type_of(tensor) == torch_[kTensor] || type_of(tensor) == torch_[kParameter];
 }
-
-// Whether the memory of a torch tensor holds its numbers.
+// Whether the memory of a torch tensor, which may be empty, holds its numbers.
 bool is_plain(nb::handle tensor) {
-  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor.ptr()));
-  return (type == tensor_ || type == parameter_) && !is_negated(tensor) &&
-         !truth(PyObject_GetAttr(tensor.ptr(), is_meta_)) && !truth(is_wrapped_, tensor);
+  if (!has_plain_type(tensor)) return false;
+  return has_numbers(tensor) || !(is_negated(tensor) || has(kIsMeta, tensor) || is(kIsWrapped, tensor));
+}
+
+// Whether torch's dispatcher treats an object of a subclass, such as vLLM's parameters, as a plain parameter.
+bool is_parameter(nb::handle object) {
+  if (!PyType_IsSubtype(Py_TYPE(object.ptr()), reinterpret_cast<PyTypeObject*>(torch_[kParameter]))) return false;
+  const nb::object dispatch = nb::steal(PyObject_GetAttr(type_of(object), torch_[kTorchDispatch]));
+  return dispatch.ptr() == torch_[kDispatch];
+}
+
+// Whether an operator's argument is a number, None, a dtype, or a tensor whose memory holds its numbers and which wants
+// no gradient; or a list of these.
+bool is_direct(nb::handle argument, bool grad_enabled) {
+  PyObject* const x = argument.ptr();
+  if (argument.is_none() || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x)) return true;
+  if (has_plain_type(argument) || is_parameter(argument)) {
+    return !(grad_enabled && has(kRequiresGrad, argument)) && has_numbers(argument);
+  }
+  if (!PyList_CheckExact(x)) return type_of(argument) == torch_[kDtype];
+  return std::ranges::all_of(nb::borrow<nb::list>(argument), [&](nb::handle e) { return is_direct(e, grad_enabled); });
 }
 
 }  // namespace
 
-void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
-               nb::tuple wrapped, nb::object autocast_hint) {
-  for (std::size_t i = 0; i < std::size(tracing_); ++i) tracing_[i] = nb::object(tracing[i]).release().ptr();
-  grad_enabled_ = grad_enabled.release().ptr();
-  compiler_ = PyModule_GetDict(compiler.release().ptr());
-  forward_ad_ = PyModule_GetDict(forward_ad.release().ptr());
-  tensor_ = nb::object(plain[0]).release().ptr();
-  parameter_ = nb::object(plain[1]).release().ptr();
-  is_wrapped_ = nb::object(wrapped[0]).release().ptr();
-  is_batched_ = nb::object(wrapped[1]).release().ptr();
-  requires_grad_ = PyUnicode_InternFromString("requires_grad");
-  is_meta_ = PyUnicode_InternFromString("is_meta");
-  is_compiling_ = PyUnicode_InternFromString("_is_compiling_flag");
-  current_level_ = PyUnicode_InternFromString("_current_level");
-  autocast_hint_ = autocast_hint.release().ptr();
+void set_torch(nb::tuple given, nb::object without_override) {
+  for (int i = 0; i < kNumKept; ++i) torch_[i] = nb::borrow(entry(given, i)).release().ptr();
+  set_plain_types(torch_[kTensor], torch_[kParameter], without_override);
 }
 
 std::int64_t wanted_gradients(nb::tuple tensors) {
   if (!is_untraced()) return -1;
+  const bool grad_enabled = is_active(kGradient);
   std::int64_t wanted = 0, bit = 1;
   for (nb::handle tensor : tensors) {
     if (is_plain(tensor)) {
-      if (truth(PyObject_GetAttr(tensor.ptr(), requires_grad_))) wanted |= bit;
+      if (grad_enabled && has(kRequiresGrad, tensor)) wanted |= bit;
     } else if (!tensor.is_none()) {
-      const int is_tensor = PyObject_IsInstance(tensor.ptr(), tensor_);
+      const int is_tensor = PyObject_IsInstance(tensor.ptr(), torch_[kTensor]);
       if (is_tensor < 0) throw nb::python_error();
       if (is_tensor) return -1;
     }
     bit <<= 1;
   }
-  return wanted != 0 && truth(PyObject_CallNoArgs(grad_enabled_)) ? wanted : 0;
+  return wanted;
 }
 
-bool is_direct_gradient(nb::handle gradient) {
-  return is_untraced() && is_plain(gradient) && !truth(is_batched_, gradient);
-}
-
-bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors) {
-  if (!is_untraced()) return false;
-  for (nb::handle tensor : tensors) {
-    if (tensor.is_none() || !truth(PyObject_GetAttr(tensor.ptr(), requires_grad_))) continue;
-    return !truth(PyObject_CallNoArgs(grad_enabled_));
+bool may_skip_dispatcher(nb::tuple arguments) {
+  if (!is_untraced() || is_active(kFunctionModes) || is_active(kProfiler)) return false;
+  const bool grad_enabled = is_active(kGradient);
+  for (nb::handle argument : arguments) {
+    if (!is_direct(argument, grad_enabled)) return false;
   }
   return true;
 }
 
-std::string autocast_hint() { return autocast_hint_ ? nb::str(nb::handle(autocast_hint_)()).c_str() : ""; }
+bool is_direct_gradient(nb::handle gradient) {
+  return is_untraced() && is_plain(gradient) && !is(kIsBatched, gradient);
+}
+
+bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors) {
+  const nb::handle first = *tensors.begin();
+  if (!has_plain_type(first) || !has(kIsCuda, first) || !is_untraced() || is_active(kAutocast)) return false;
+  const bool grad_enabled = is_active(kGradient);
+  return std::ranges::all_of(tensors, [&](nb::handle tensor) {
+    return tensor.is_none() || (has_plain_type(tensor) && !(grad_enabled && has(kRequiresGrad, tensor)));
+  });
+}
+
+std::string autocast_hint() {
+  return torch_[kAutocastHint] ? nb::str(nb::handle(torch_[kAutocastHint])()).c_str() : "";
+}
 
 }  // namespace rlk::bindings

@@ -165,24 +165,21 @@ class Results {
 
 // ---- state of torch, which decides whether an eager call may bypass its dispatcher --------------------------------------
 
-// Stores torch's own predicates and modules, and the maker of autocast_hint.
-//   tracing      three functions, for functorch transforms, dispatch modes and torch.jit.trace: whether any is active
-//   compiler     torch.compiler, whose _is_compiling_flag is set during an export
-//   forward_ad   torch.autograd.forward_ad, whose _current_level is not negative if tensors may carry tangents
-//   plain        the types Tensor and Parameter
-//   wrapped      two functions, for functorch's wrapper of a tensor and for its batch of gradients: whether it is one
-void set_torch(nb::tuple tracing, nb::object grad_enabled, nb::object compiler, nb::object forward_ad, nb::tuple plain,
-               nb::tuple wrapped, nb::object autocast_hint);
+// Stores objects of torch, which call.cpp lists, and the function of set_plain_types.
+void set_torch(nb::tuple given, nb::object without_override);
 
 // The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
 // or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
 std::int64_t wanted_gradients(nb::tuple tensors);
+// Whether a call of a registered operator with these arguments may go straight to its kernel. Parameters of a subclass
+// may too, if it changes nothing below __torch_function__.
+bool may_skip_dispatcher(nb::tuple arguments);
 // Whether a backward may pass this gradient straight to a kernel. A gradient may be of another kind than the forward's
 // tensors, so each is tested.
 bool is_direct_gradient(nb::handle gradient);
 
-// Whether plain CUDA tensors, or None, may go straight to a kernel. Tensors may not if they are traced or transformed,
-// or if a gradient is wanted. Python has already checked the first tensor's device.
+// Whether these may go straight to a kernel: CUDA tensors of plain types, or None, that are not traced, transformed or
+// cast, and of which no gradient is wanted. The device is that of the first one.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.
@@ -260,10 +257,10 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arg
       });
 }
 
-// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. The
-// first kTensors arguments must be plain CUDA tensors without gradient. Any other call, and any call that refuses an
-// argument, returns NotImplemented before it starts a kernel. The general path then resolves torch's negative bit, or
-// raises the error.
+// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. A call
+// for which may_bypass_dispatcher does not allow the first kTensors arguments, and any call that refuses an argument,
+// returns NotImplemented before it starts a kernel. The general path then resolves torch's negative bit, or raises the
+// error.
 template <auto kFunction, int kTensors, class... Arguments>
 void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(

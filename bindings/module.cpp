@@ -42,6 +42,7 @@ NB_MODULE(_C, m) {
   m.def("take_plans", &rlk::take_plans);
   m.def("set_cures", &rlk::bindings::set_cures);
   m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
+  m.def("may_skip_dispatcher", &rlk::bindings::may_skip_dispatcher);
   m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);
   m.def("set_torch", &rlk::bindings::set_torch);
   for (const auto define : rlk::bindings::Registered::all()) define(m);

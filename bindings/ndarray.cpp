@@ -203,17 +203,23 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 
 namespace {
 
-// The interface of an array type. `api` is null if the type has no exchange API; is_neg is the type's method, or null.
+// torch's types whose methods have no override of __torch_function__, and its function that calls a method without one.
+// An override would cost microseconds a call.
+PyObject *plain_types[2], *without_override;
+
+// The interface of an array type. `api` is null if the type has no exchange API; is_neg is the type's method, or null,
+// and `overrides` says whether a call of it needs `without_override`.
 struct Exchange {
   PyTypeObject* type;
   const ExchangeApi* api;
   PyObject* is_neg;
+  bool overrides;
 };
 
 Exchange exchange_of(nb::handle array) {
   // A process has few such types, such as torch's Tensor and Parameter. Each type is looked up by its address. The GIL
   // guards the cache.
-  static Exchange cache[4] = {};
+  static Exchange cache[8] = {};
   static int next = 0;
   PyTypeObject* type = Py_TYPE(array.ptr());
   for (const Exchange& entry : cache) {
@@ -237,7 +243,9 @@ Exchange exchange_of(nb::handle array) {
     Py_INCREF(reinterpret_cast<PyObject*>(type));  // keeps the address from being reused for another type
     Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
     Py_XDECREF(entry.is_neg);
-    entry = {type, api, is_neg};
+    const bool overrides =
+        without_override && std::ranges::find(plain_types, reinterpret_cast<PyObject*>(type)) == std::end(plain_types);
+    entry = {type, api, is_neg, overrides};
     return entry;
   }
   return {};
@@ -245,17 +253,36 @@ Exchange exchange_of(nb::handle array) {
 
 }  // namespace
 
+void set_plain_types(nb::handle tensor, nb::handle parameter, nb::object function) {
+  plain_types[0] = tensor.ptr();
+  plain_types[1] = parameter.ptr();
+  without_override = function.release().ptr();
+}
+
 const ExchangeApi* exchange_api(nb::handle array) { return exchange_of(array).api; }
 
-static bool is_negated(nb::handle array, PyObject* is_neg) {
-  if (!is_neg) return false;
+static bool is_negated(nb::handle array, const Exchange& exchange) {
+  if (!exchange.is_neg) return false;
   PyObject* const arguments[] = {array.ptr()};
-  PyObject* result = PyObject_Vectorcall(is_neg, arguments, 1, nullptr);
+  PyObject* const result =
+      exchange.overrides
+          ? nb::object(nb::handle(without_override)(nb::handle(exchange.is_neg), nb::tuple(), nb::make_tuple(array)))
+                .release()
+                .ptr()
+          : PyObject_Vectorcall(exchange.is_neg, arguments, 1, nullptr);
   if (!result) throw nb::python_error();
   Py_DECREF(result);
   return result == Py_True;
 }
-bool is_negated(nb::handle array) { return is_negated(array, exchange_of(array).is_neg); }
+bool is_negated(nb::handle array) { return is_negated(array, exchange_of(array)); }
+bool has_numbers(nb::handle tensor) {
+  const Exchange exchange = exchange_of(tensor);
+  if (!exchange.api || is_negated(tensor, exchange)) return false;
+  DLTensor view{};
+  const bool has_view = exchange.api->view_from_object(tensor.ptr(), &view) == 0;
+  if (!has_view) PyErr_Clear();
+  return has_view && view.data;
+}
 
 Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object_(object), name_(name) {
   DLTensor t{};
@@ -287,7 +314,7 @@ Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object
       type_error(name, "a dense array in memory, got a ", kind_of(object), " that has none (sparse, meta or fake)");
     }
     is_described_ = exchange.api == &kDescribed;
-    if (is_negated(object, exchange.is_neg)) {
+    if (is_negated(object, exchange)) {
       argument_error(name, "has torch's negative bit; call .resolve_neg()");
     }
   } else {

@@ -34,6 +34,11 @@ nb::object described_api();
 // Whether the numbers in a torch tensor's memory are to be negated, which torch marks by a bit. False for an array of any
 // other framework.
 bool is_negated(nb::handle array);
+// Stores torch's Tensor and Parameter, which outlive every call, and torch's function (function, types, arguments) that
+// calls a function without overrides of __torch_function__.
+void set_plain_types(nb::handle tensor, nb::handle parameter, nb::object function);
+// Whether a torch tensor has memory, and its numbers are in it. False for an empty one.
+bool has_numbers(nb::handle tensor);
 
 // Dtypes that an argument may have, with their names for errors.
 struct Dtypes {

@@ -13,6 +13,13 @@ plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set together with
 _registered: list[bool] = []  # holds True once every operator is registered
 
 
+def _unknown() -> bool:
+    return True
+
+
+is_read_by_dynamo: Any = _unknown  # torch's own, set together with `loaded`; where it is False, a call may be eager
+
+
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
     """The operator's outputs, with None for outputs that are not asked for."""
     if type(arrays[op.leads]) in plain or _dispatch.is_tensor(arrays[op.leads]):
@@ -71,14 +78,14 @@ def engine() -> Any:
 
 
 def _engine() -> Any:
-    global loaded, plain
+    global loaded, plain, is_read_by_dynamo
     _dispatch.require_torch()
     load()
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
     if not is_compiling():  # a trace guards the values that it has read, so they must not change before it ends
-        loaded, plain = found, PLAIN
+        loaded, plain, is_read_by_dynamo = found, PLAIN, found.is_read_by_dynamo
     return found
 
 

@@ -11,7 +11,7 @@ from . import _main_grad
 from ._operator import Composed, Like, Operator
 from ._run import applied, named, refuse_constant, straight
 from ._schema import title
-from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, require_tensors, rows_of
+from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, readable, require_tensors, rows_of
 from ._transforms import pulled, pushed, refuse_tangents
 
 _ops = torch.ops.rl_kernel_native
@@ -19,8 +19,10 @@ _ops = torch.ops.rl_kernel_native
 
 def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[bool]:
     """The gradients that the running backward asks for. ``places``: positions of the arrays ``of`` in the arguments."""
-    _main_grad.refuse_create_graph(main_grad)
     needs = ctx.needs_input_grad
+    if main_grad is None and _main_grad.are_all_asked_for(ctx):
+        return [needs[i] for i in places]
+    _main_grad.refuse_create_graph(main_grad)
     nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each argument that needs a gradient
     found = [needs[i] for i in places]
     for k, (place, i) in enumerate(zip(places, of.of, strict=True)):
@@ -79,10 +81,12 @@ class Composing(Eager):
         for i, d in enumerate(incoming[: len(given)]):
             if d is not None:
                 comes = True
-                if not direct or not is_direct_gradient(d):
-                    direct = False
-                    require_tensors(**{of.incoming[i]: d})
-                    _require_addable(of, d, asked, main_grad)
+                if direct and is_direct_gradient(d) and d.layout is torch.strided:
+                    given[i] = readable(d if dtype is None or d.dtype is dtype else d.to(dtype), of.dims)
+                    continue
+                direct = False
+                require_tensors(**{of.incoming[i]: d})
+                _require_addable(of, d, asked, main_grad)
                 given[i] = gradient(d, dtype or d.dtype, of.incoming[i], of.dims)
         if not comes:
             return (None,) * len(needs)

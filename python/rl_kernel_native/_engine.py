@@ -79,21 +79,22 @@ def _register(op: Operator) -> None:
         return tuple(found)
 
     def native(arrays: Any, how: Any) -> Any:
-        return op.native(arrays, when_run(arrays, how), None, 0)
+        return op.native(arrays, when_run(arrays, how) if in_context else how, None, 0)
 
-    def kernel(*arguments: Any) -> Any:
-        arrays, how = apart(op, arguments)
-        for i in op.written:
-            if isinstance(arrays[i], Tensor) and arrays[i].is_neg():
-                raise ValueError(f"{op.arrays[i].name}: has torch's negative bit; call .resolve_neg()")
+    def run(arrays: Any, how: Any) -> Any:
         first = arrays[op.leads]
         prepare(first)
-        found = native(tuple(map(memory, arrays)), how) or ()
+        found = native(arrays, how)
         for i in op.written:
             count_write(arrays[i])
-        named = zip(found, dtypes, strict=True)
-        results = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
-        return given(results) if results else None
+        if len(dtypes) > 1:
+            named = zip(found, dtypes, strict=True)
+            found = [first.new_empty(0, dtype=dtype_of(d, how, arrays)) if o is None else o for o, d in named]
+        return given(found) if dtypes else None
+
+    def kernel(*arguments: Any) -> Any:
+        arrays, how = apart(op, arguments)  # the extension refuses a negative bit of an array that is written
+        return run(tuple(x if i in op.written else memory(x) for i, x in enumerate(arrays)), how)
 
     def shapes(*arguments: Any) -> Any:
         arrays, how = apart(op, arguments)
@@ -106,7 +107,7 @@ def _register(op: Operator) -> None:
         )
 
     differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
-    implement(op.name, kernel, differentiable)
+    implement(op.name, kernel, differentiable, lambda *arguments: run(*apart(op, arguments)))
     fake(op.name, shapes)
     if (flops := op.flops) is not None:
         register_flop_formula(getattr(_ops, op.name))(lambda *given, **_: flops(*given))

@@ -106,6 +106,17 @@ def is_asked_for(node: Any, main_grad: Any = None) -> bool:
         return True
 
 
+def are_all_asked_for(ctx: Any) -> bool:
+    """Whether the running backward wants every gradient that an input needs, as ``backward()`` does."""
+    try:
+        for node, _ in ctx.next_functions:
+            if node is not None and not torch._C._will_engine_execute_node(node):
+                return False
+    except RuntimeError:  # as in is_asked_for
+        return False
+    return True
+
+
 def refuse_create_graph(main_grad: Tensor | None) -> None:
     """Checks every backward with a main_grad, because a later backward would add its part to ``weight.grad``."""
     if main_grad is not None and is_grad_enabled():

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ._native import module as _C
 from ._torch import functorch_active, is_grad_enabled
+
+may_skip_dispatcher = _C.may_skip_dispatcher
 
 LIBRARY = torch.library.Library("rl_kernel_native", "FRAGMENT")
 
@@ -48,14 +51,17 @@ def fake(name: str, kernel: Callable[..., Any]) -> None:
     torch.library.register_fake(f"rl_kernel_native::{name}", _known(name, kernel, _unknown), lib=LIBRARY)
 
 
-def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
+def implement(name: str, kernel: Any, differentiable: Any = None, direct: Any = None) -> None:
     """Registers an operator's kernel. ``differentiable`` computes the same by autograd Functions, for a graph that was
     exported without them. If it is None, a call that would lose a derivative is an error. A call that would lose a
-    derivative is also an error under a transform of torch.func, which must reach the Function before the operator."""
+    derivative is also an error under a transform of torch.func, which must reach the Function before the operator.
+    ``direct`` is the kernel for plain tensors."""
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, _known(name, kernel, _value), key)
     operator = getattr(torch.ops.rl_kernel_native, name).default
     places = _numbers.get(name, ())
+    if direct is not None:
+        _skip_dispatcher(name, operator, direct)
 
     def derived(*arguments: Any) -> Any:
         flat = [t for a in arguments for t in (a if isinstance(a, (list, tuple)) else (a,)) if isinstance(t, Tensor)]
@@ -72,6 +78,19 @@ def implement(name: str, kernel: Any, differentiable: Any = None) -> None:
         return differentiable(*arguments)
 
     LIBRARY.impl(name, derived, "Autograd")
+
+
+def _skip_dispatcher(name: str, operator: Any, direct: Any) -> None:
+    """Lets calls of an operator with plain tensors, as a compiled graph makes them, reach ``direct`` without the
+    dispatcher, which costs more than such a call. ``_op`` is what an OpOverload calls."""
+    dispatched, count = operator._op, len(operator._schema.arguments) - (name in _numbers)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        if named or len(arguments) != count or not may_skip_dispatcher(arguments):
+            return dispatched(*arguments, **named)
+        return direct(*arguments)
+
+    operator._op = called
 
 
 def _has_tangent(tensor: Tensor) -> bool:

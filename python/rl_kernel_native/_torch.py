@@ -153,10 +153,10 @@ def rows_of(tensor: Tensor) -> Tensor:
     strided, or more than two dimensions lead."""
     if is_compiling():  # a trace may not read strides in a backward; a contiguous tensor is unchanged
         return tensor.contiguous()
-    return _readable(tensor)
+    return readable(tensor)
 
 
-def _readable(tensor: Tensor, dims: int = 3) -> Tensor:
+def readable(tensor: Tensor, dims: int = 3) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     if tensor.is_contiguous() or (tensor.dim() <= dims and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
@@ -171,7 +171,7 @@ def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) ->
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:
         require_dense(dy, name)
-    return _readable(dy if dy.dtype is dtype else dy.to(dtype), dims)
+    return readable(dy if dy.dtype is dtype else dy.to(dtype), dims)
 
 
 def device_type(tensor: Tensor, name: str) -> str:
@@ -189,12 +189,12 @@ def prepare(tensor: Tensor) -> None:
         _C.set_num_threads(_num_threads())
 
 
+_PREDICATES = (functorch_active, _modes_active, _is_jit_tracing, torch._C._is_torch_function_mode_enabled)
+_MORE_PREDICATES = (torch._C._autograd._profiler_enabled, is_autocasting, is_grad_enabled, _is_wrapped)
+_TYPES = (*PLAIN, torch.dtype, Tensor.__torch_dispatch__)
+_NAMES = ("requires_grad", "is_cuda", "is_meta", "_is_compiling_flag", "_current_level", "__torch_dispatch__")
+_DICTS = (vars(torch.compiler), vars(forward_ad))
 _C.set_torch(
-    (functorch_active, _modes_active, _is_jit_tracing),
-    is_grad_enabled,
-    torch.compiler,
-    forward_ad,
-    PLAIN,
-    (_is_wrapped, _is_legacy_batched),
-    autocast_hint,
+    (*_PREDICATES, *_MORE_PREDICATES, _is_legacy_batched, autocast_hint, *_TYPES, *_DICTS, *_NAMES),
+    torch._C._disabled_torch_function_impl,
 )

@@ -372,14 +372,17 @@ def test_the_short_way_is_that_of_plain_tensors_without_gradients(name: str, mon
         gpu.setattr(module, name, lambda *arguments: asked.append(arguments) or own(*arguments))
         gpu.setattr(torch.Tensor, "is_cuda", True, raising=False)
         assert not differing(plain(call(*given)), plain(want))
-    (plain_ones,) = asked
-    leaf = given[0].clone().requires_grad_()
-    found = {"plain": own(*plain_ones), "gradient": own(*(leaf if x is given[0] else x for x in plain_ones))}
-    with torch.no_grad():
-        found["no_grad"] = own(*(leaf if x is given[0] else x for x in plain_ones))
-    with TorchDispatchMode():
-        found["mode"] = own(*plain_ones)
-    torch.vmap(lambda x: found.update(vmap=own(*plain_ones)) or x)(torch.zeros(2))
+        (plain_ones,) = asked
+        leaf = given[0].clone().requires_grad_()
+        found = {"plain": own(*plain_ones), "gradient": own(*(leaf if x is given[0] else x for x in plain_ones))}
+        with torch.no_grad():
+            found["no_grad"] = own(*(leaf if x is given[0] else x for x in plain_ones))
+        with TorchDispatchMode():
+            found["mode"] = own(*plain_ones)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found["autocast"] = own(*plain_ones)
+        torch.vmap(lambda x: found.update(vmap=own(*plain_ones)) or x)(torch.zeros(2))
+    found["cpu"] = own(*plain_ones)
     short = {kind for kind, result in found.items() if result is not NotImplemented}
     assert short == (set() if name in OF_A_GPU_ALONE else {"plain", "no_grad"})
 
@@ -394,6 +397,7 @@ def test_the_first_call_of_any_operator_opens_the_short_way(name: str, monkeypat
     module = importlib.import_module(f"rl_kernel_native.ops.{name}")
     monkeypatch.setattr(_call, "loaded", None)
     monkeypatch.setattr(_call, "plain", ())
+    monkeypatch.setattr(_call, "is_read_by_dynamo", lambda: True)
     if hasattr(module, "_torch_path"):
         monkeypatch.setattr(module, "_torch_path", None)
     SHORT_WAYS[name]()

@@ -30,9 +30,9 @@ from .attention_partials import AttentionPartials, partials, unit_of
 __all__ = ["AttentionResult", "attention", "attention_backward", "attention_reference"]
 
 _C = functions(
-    attention="object*3, int, bool, object, int",
+    attention="object*3, int, bool, object*2, int",
     attention_backward="object*7, int, bool*3, object, int",
-    attention_eager="object*3, int, bool",
+    attention_eager="object*3, int, bool, object",
 )
 
 
@@ -238,14 +238,23 @@ def attention(
                 [0.3671, 0.4296, 0.4921, 0.5546, 0.6171, 0.6796, 0.7421, 0.8046]])
     """
     options = (_check.flag("causal", causal), window_size, softmax_scale, softcap)
+    if return_lse is not False:
+        return_lse = _check.flag("return_lse", return_lse)
     if tree is None:
+        prefix = _NO_PREFIX if shared_prefix is None else _prefix(shared_prefix)
+        if return_partials is False and splits is None and not _call.is_read_by_dynamo():
+            places = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None)  # int64 is narrowed below
+            arrays = (q, k, v, sinks, *places, block_table, *prefix)
+            result = _C.attention_eager(arrays, options, exp, 0, return_lse, None)
+            if result is not NotImplemented:
+                return AttentionResult(*result) if return_lse else result[0]
         places = (_narrow(cu_seqlens_q), _narrow(cu_seqlens_k), seqused_q, seqused_k, leftpad_k, None)
-        lists = (*places, block_table, *_prefix(shared_prefix))
+        lists = (*places, block_table, *prefix)
     else:
         given = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, block_table, shared_prefix)
         lists = (*_tree(tree, causal, dict(zip(BESIDE_TREE, given, strict=True))), None, *_NO_PREFIX)
     if return_partials is not False and _check.flag("return_partials", return_partials):
-        if _check.flag("return_lse", return_lse):
+        if return_lse:
             raise ValueError("return_lse: expected False beside return_partials; attention_merge gives it")
         if sinks is not None:
             raise ValueError("sinks: expected None beside return_partials; give them to attention_merge")
@@ -256,26 +265,32 @@ def attention(
         return partials(q, k, v, (*lists[:5], *lists[6:]), splits, options, exp)
     if splits is not None:
         raise ValueError(f"splits: expected None without return_partials, got {type(splits).__name__}")
-    plain, return_lse = _call.plain, _check.flag("return_lse", return_lse)
-    if (
-        type(q) in plain
-        and type(k) in plain
-        and type(v) in plain
-        and (sinks is None or type(sinks) in plain)
-        and q.is_cuda
-        and all(x is None or type(x) in plain for x in lists)
-        and not _call.loaded.is_read_by_dynamo()
-        and not _call.loaded.is_autocasting()
-    ):
-        arrays = (q, k, v, sinks, *lists)
-        result = _C.attention_eager(arrays, options, exp, 0, return_lse)
-        if result is not NotImplemented:
-            return AttentionResult(*result) if return_lse else result[0]
     if block_table is not None and _dispatch.is_tensor(q) and _call.engine().wants_grad(q, k, v, sinks):
         attention_traced.refuse_pages(block_table)
     how = (*options, exp, unit_of(q), return_lse)
     out, lse = _call.call(attention_traced.FORWARD, (q, k, v, sinks, *lists), how)
     return AttentionResult(out, lse) if return_lse else out
+
+
+def attention_into(
+    out: Any, q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, block_table: Any, seqused_k: Any, softmax_scale: float,
+    window_size: int | None, shared_prefix: Any,
+) -> None:  # fmt: skip
+    """Writes the result of :func:`attention` into a contiguous tensor of its shape and dtype, which an engine owns."""
+    result: Any = NotImplemented
+    if not _call.is_read_by_dynamo():
+        places = (cu_seqlens_q, None, None, seqused_k, None, None, block_table)
+        arrays = (q, k, v, None, *places, *(_NO_PREFIX if shared_prefix is None else _prefix(shared_prefix)))
+        result = _C.attention_eager(arrays, (True, window_size, softmax_scale, None), None, 0, False, out)
+    if result is NotImplemented:
+        given = {"cu_seqlens_q": cu_seqlens_q, "block_table": block_table, "seqused_k": seqused_k}
+        out.copy_(
+            attention(
+                q, k, v, softmax_scale=softmax_scale, window_size=window_size, shared_prefix=shared_prefix, **given
+            )
+        )
+    else:
+        _dispatch.count_write(out)
 
 
 def attention_backward(

@@ -108,7 +108,7 @@ def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
 
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
     """In addition to the schema's options, an eager call may have the option that asks for lse."""
-    return _C.attention(arrays, how[:4], how[4], how[5], len(how) == 6 or how[6], *tail)
+    return _C.attention(arrays, how[:4], how[4], how[5], len(how) == 6 or how[6], None, *tail)
 
 
 FORWARD = Operator(

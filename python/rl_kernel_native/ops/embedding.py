@@ -139,15 +139,8 @@ def embedding(
     if type(vocab_start) is not int:
         vocab_start = _check.integer("vocab_start", vocab_start)
     check = check is not False and _check.flag("check", check)
-    plain, y = _call.plain, NotImplemented
-    if (
-        type(weight) in plain
-        and type(ids) in plain
-        and main_grad is None
-        and weight_grad_dtype is None
-        and weight.is_cuda  # type: ignore[attr-defined]
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    y: Any = NotImplemented
+    if main_grad is None and weight_grad_dtype is None and not _call.is_read_by_dynamo():
         y = _C.embedding_eager(ids, weight, vocab_start, vocab_size, padding_idx)
     if y is NotImplemented:
         code = code_or_same(weight_grad_dtype, "weight_grad_dtype")

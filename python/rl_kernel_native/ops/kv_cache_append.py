@@ -4,7 +4,6 @@ cpp/include/rlk/ops/kv_cache_append.h."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from .. import _call, _dispatch
 from .._native import functions
@@ -61,8 +60,7 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         >>> cache[0].sum((2, 3)).nonzero()  # slot 17 is slot 1 of page 1
         tensor([[1, 1]])
     """
-    first: Any = k
-    if type(k) in _call.plain and first.is_cuda and not _call.loaded.is_read_by_dynamo():
+    if not _call.is_read_by_dynamo():
         found = _C.kv_cache_append_eager(k, v, k_cache, v_cache, slot_mapping)
         if found is not NotImplemented:
             _dispatch.count_write(k_cache)

@@ -128,17 +128,7 @@ def linear(
     out = code_or_same(out_dtype, "out_dtype")
     if type(k_segments) is not int:
         k_segments = _check.integer("k_segments", k_segments)
-    plain = _call.plain
-    if (
-        type(x) in plain
-        and type(weight) in plain
-        and (bias is None or type(bias) in plain)
-        and main_grad is None
-        and weight_grad_dtype is None
-        and x.is_cuda  # type: ignore[attr-defined]
-        and not _call.loaded.is_read_by_dynamo()
-        and not _call.loaded.is_autocasting()
-    ):
+    if main_grad is None and weight_grad_dtype is None and not _call.is_read_by_dynamo():
         result = _C.linear_eager(x, weight, bias, k_segments, out, allow_vendor, 0)
         if result is not NotImplemented:
             return result

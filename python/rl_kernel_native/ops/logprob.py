@@ -186,13 +186,7 @@ def logprob(
     wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     verify = (check is not False and _check.flag("check", check)) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
-    if (
-        type(logits) in _call.plain
-        and kept is None
-        and out is None
-        and logits.is_cuda
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    if kept is None and out is None and not _call.is_read_by_dynamo():
         numbers = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, None, None)
         result = _C.logprob_eager(logits, target, numbers, exp, returns, None)
         if result is not NotImplemented:

@@ -203,17 +203,10 @@ def rms_norm(
     """
     if return_rstd is not False:
         return_rstd = _check.flag("return_rstd", return_rstd)
-    rounds, plain = round_before_weight, _call.plain
+    rounds = round_before_weight
     if type(rounds) is not bool:
         rounds = _check.flag("round_before_weight", rounds)
-    if (
-        type(x) in plain
-        and (weight is None or type(weight) in plain)
-        and (residual is None or type(residual) in plain)
-        and main_grad is None
-        and x.is_cuda
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    if main_grad is None and not _call.is_read_by_dynamo():
         result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, rounds, return_rstd)
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)

@@ -217,16 +217,8 @@ def _rotate(
         head_axis,
         transposed,
     )
-    arrays, plain = (q, k, cos, sin, position_ids), _call.plain
-    if (
-        type(q) in plain
-        and q.is_cuda
-        and (k is None or type(k) in plain)
-        and type(cos) in plain
-        and type(sin) in plain
-        and (position_ids is None or type(position_ids) in plain)
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    arrays = (q, k, cos, sin, position_ids)
+    if not _call.is_read_by_dynamo():
         result = _C.rope_eager(*arrays, *options)
         if result is not NotImplemented:
             return result

@@ -139,17 +139,9 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     if type(return_status) is not bool:
         return_status = _check.flag("return_status", return_status)
     arrays = (logprob, mask, cu_seqlens)
-    plain = _call.plain
-    if (
-        type(logprob) in plain
-        and logprob.is_cuda
-        and (mask is None or type(mask) in plain)
-        and (cu_seqlens is None or type(cu_seqlens) in plain)
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    result: Any = NotImplemented
+    if not _call.is_read_by_dynamo():
         result = _C.sequence_logprob_eager(*arrays, return_status)
-    else:
-        result = NotImplemented
     if result is NotImplemented:
         result = _call.call(_SEQUENCE_LOGPROB, arrays, (return_status,))
     return SequenceLogprobAndStatus(*result) if return_status else SequenceLogprob(*result[:2])

@@ -256,13 +256,7 @@ def _gelu(approximate: str) -> int:
 
 def _forward(gate: Any, up: Any, activation: int, round_before_mul: bool) -> Any:
     rounds = round_before_mul if type(round_before_mul) is bool else _check.flag("round_before_mul", round_before_mul)
-    plain = _call.plain
-    if (
-        type(gate) in plain
-        and (up is None or type(up) in plain)
-        and gate.is_cuda
-        and not _call.loaded.is_read_by_dynamo()
-    ):
+    if not _call.is_read_by_dynamo():
         result = _C.gated_mul_eager(gate, up, activation, rounds)
         if result is not NotImplemented:
             return result

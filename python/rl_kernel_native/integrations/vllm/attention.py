@@ -25,6 +25,7 @@ from vllm.v1.attention.backend import (
 
 import rl_kernel_native as rk
 
+from ...ops.attention import attention_into
 from . import shared
 
 
@@ -156,16 +157,25 @@ class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
         self.num_kv_heads = num_kv_heads or num_heads
         self.window_size = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
+        self._updated: tuple[Tensor, tuple[Tensor, Tensor]] | None = (
+            None  # the cache that was updated last, and its pages
+        )
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as [pages, slots of a page, heads, columns]."""
-        both = kv_cache.transpose(1, 2)
-        return both[..., : self.head_size], both[..., self.head_size :]
+        """Keys and values as [pages, slots of a page, heads, columns]. An update makes them for the call that follows;
+        longer they would keep the cache's memory from being released."""
+        updated, self._updated = self._updated, None
+        if updated is not None and updated[0] is kv_cache:
+            return updated[1]
+        k_pages, v_pages = kv_cache.transpose(1, 2).chunk(2, -1)
+        return k_pages, v_pages
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        rk.kv_cache_append(key, value, *self._pages(kv_cache), slot_mapping)
+        pages = self._pages(kv_cache)
+        rk.kv_cache_append(key, value, *pages, slot_mapping)
+        self._updated = kv_cache, pages
 
     def forward(
         self,
@@ -186,8 +196,10 @@ class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
         m = attn_metadata
         n = m.num_actual_tokens
         block_table, prefix = m.prefix(kv_cache.shape[2]) or (m.block_table, None)
-        output[:n] = rk.attention(
-            query[:n], *self._pages(kv_cache), cu_seqlens_q=m.query_start_loc, block_table=block_table,
-            seqused_k=m.seq_lens, softmax_scale=self.scale, window_size=self.window_size, shared_prefix=prefix,
+        is_padded = n != query.shape[0] or n != output.shape[0]
+        attention_into(
+            output[:n] if is_padded else output, query[:n] if is_padded else query, *self._pages(kv_cache),
+            cu_seqlens_q=m.query_start_loc, block_table=block_table, seqused_k=m.seq_lens, softmax_scale=self.scale,
+            window_size=self.window_size, shared_prefix=prefix,
         )  # fmt: skip
         return output
