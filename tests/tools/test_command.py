@@ -125,6 +125,7 @@ def test_the_doctor_needs_no_extra() -> None:
     lacking = rlk("compare", program=WITHOUT_EXTRAS)
     assert lacking.returncode == 2
     assert "typer and rich not installed; " in lacking.stderr
+    assert "doctor, bench and --version need neither" in lacking.stderr
 
 
 @pytest.mark.parametrize(

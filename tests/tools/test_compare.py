@@ -536,6 +536,8 @@ def test_exit_status_2_on_an_unusable_model(directories: dict[str, Path], tmp_pa
     assert "weights lack model.layers.4." in status("e", deeper, weights)
     assert "quantised" in status("f", {**config, "quantization_config": {"bits": 4}}, weights)
     dynamic = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    window = status("h", {**config, "use_sliding_window": True, "sliding_window": 4}, weights)
+    assert 'compare copies whose config.json has "sliding_window": null' in " ".join(window.split())
     assert "rope type 'dynamic'" in status("g", {**config, "rope_parameters": dynamic}, weights)
 
 

@@ -238,6 +238,27 @@ def test_rounding_is_no_fault(rollout_ops: str, training_ops: str, dtype: str) -
     assert model.config._attn_implementation == attention
 
 
+@pytest.mark.parametrize("factor", [1.005, 2.0, None])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_factor_is_named_only_where_it_explains_the_error(factor: float | None, dtype: str) -> None:
+    """Other weights have some component along the right ones, which was reported as their factor."""
+    rollout, trainer = tiny(), tiny()
+    plant = scaled("model.layers.1.mlp.down_proj.weight", factor) if factor else gate_and_up_swapped
+    plant(trainer)
+    found = str(rk.compare(*(model.to(DTYPES[dtype]) for model in (rollout, trainer)), PROMPTS, max_new_tokens=NEW))
+    named = [float(number) for number in re.findall(r"outputs are ([\d.]+) times", found)]
+    assert named == ([pytest.approx(factor, abs=1e-3)] if factor else []), found
+
+
+def test_a_verdict_of_rounding_says_what_finds_smaller_faults() -> None:
+    """Two models of equal weights; one model alone can hide no fault of weights."""
+    words = "with rollout_ops='rk' and training_ops='rk' equal weights give equal bytes."
+    for other, told in ((tiny(), True), (None, False)):
+        found = rk.compare(tiny(), other, PROMPTS, rollout_ops="sdpa", training_ops="eager", max_new_tokens=NEW)
+        assert str(found).startswith("rounding, no fault")
+        assert any(line.endswith(words) for line in explain(found)) == told
+
+
 OPS = [("stock", "rk"), ("sdpa", "eager"), ("eager", "sdpa"), ("rk", "stock"), ("rk", "rk")]
 
 
@@ -577,6 +598,23 @@ def test_a_temperature_of_the_engine_alone_is_named(saved: tuple[Any, Path], tmp
     assert "fault: temperature: the recorded log-probabilities fit 0.7" in result.output
     right = ["compare", "--model", str(directory), "--recorded", str(path), "--temperature", "0.7"]
     assert "no fault" in CliRunner().invoke(app, right).output
+
+
+@pytest.mark.parametrize(("shift", "which"), [(1, "after"), (-1, "before")])
+def test_log_probabilities_beside_their_neighbours_are_named(
+    saved: tuple[Any, Path], tmp_path: Path, shift: int, which: str
+) -> None:
+    """The usual off-by-one of a recorder; it was reported as other weights."""
+    model, directory = saved
+    path = recorded_file(tmp_path, model, 1.0, "rk")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line["logprobs"] = line["logprobs"][shift:] + line["logprobs"][:shift]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = CliRunner().invoke(app, ["compare", "--model", str(directory), "--recorded", str(path)])
+    assert result.exit_code == 1, result.output
+    assert f"fault: positions: each recorded log-probability fits the token {which} its own" in result.output
+    assert result.output.splitlines()[-1].endswith("; fault: positions")
 
 
 def test_log_probabilities_stamped_as_of_another_kind_are_refused(saved: tuple[Any, Path], tmp_path: Path) -> None:

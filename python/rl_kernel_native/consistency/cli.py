@@ -295,8 +295,9 @@ def _compare_recorded(path: Path, loaded: LoadedModel, settings: CompareSettings
         f"max |ratio - 1| {metrics.max_abs_ratio:.3g}, max |dlogp| {metrics.max_abs_dlogp:.3g}, "
         f"KL (k3) {metrics.kl_k3:.3g}, clip fraction {metrics.clip_fraction:.3g}"
     )
-    end = "; fault: temperature" if found.better_temperature is not None else ""
-    end = end or ("; fault: larger than rounding" if found.faulty else "")
+    end = "; fault: larger than rounding" if found.faulty else ""
+    if found.better_temperature is not None or found.shift:
+        end = "; fault: positions" if found.shift else "; fault: temperature"
     name = settings.training_ops
     print(f"engine against {name}: {metrics.differing_tokens} of {metrics.tokens} tokens differ{end}")
     return 0 if found.aligned else EXIT_DRIFT

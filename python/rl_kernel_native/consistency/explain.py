@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
 _NAMED_FAULTS = 3
+_ROUNDING = "rounding, no fault"
 # The operator of this library that computes a kind of result, where the two have different names.
 _CALLS = {"rotary_emb": "rope", "mul": "silu_mul", "activation": "silu_mul", "lm_head": "linear"}
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
@@ -47,7 +48,7 @@ def verdict(comparison: Comparison) -> str:
     begins = f"it begins in {first_drift.name}" if first_drift else "no recorded operator differs"
     if first_drift and comparison.settings.rollout_ops == comparison.settings.training_ops == "rk":
         return f"weights or settings differ, by less than rounding: {figures}; {begins}."
-    return f"rounding, no fault: {figures}; {begins}."
+    return f"{_ROUNDING}: {figures}; {begins}."
 
 
 def faults(comparison: Comparison) -> list[Judgement]:
@@ -75,7 +76,7 @@ def _how_far(fault: Judgement, comparison: Comparison) -> str:
             return f"temperature {settings.temperature:g} in the rollout and {training:g} in training"
         return f"{times} on equal logits"
     scale = ""
-    if abs(fault.factor - 1) > 0.5 * fault.error:
+    if fault.scaled:
         scale = f" (training's outputs are {fault.factor:.4g} times the rollout's)"
     return f"error {fault.error:.2%} on equal input, {times}{scale}"
 
@@ -92,6 +93,11 @@ def _totals(comparison: Comparison) -> tuple[int, int, float]:
 def explain(comparison: Comparison) -> list[str]:
     """Sentences for readers, the verdict first. The sentences claim nothing that the run did not observe."""
     lines = [verdict(comparison), _ownership(comparison)]
+    if lines[0].startswith(_ROUNDING) and "training model" in comparison.model:
+        options = f"{spelled('rollout_ops', 'rk')} and {spelled('training_ops', 'rk')}"
+        lines.append(
+            f"A fault smaller than rounding does not show here; with {options} equal weights give equal bytes."
+        )
     for run in comparison.runs:
         lines += _run(comparison, run)
     for cross in comparison.across_batches:

@@ -24,6 +24,9 @@ _ROUNDINGS_OF_FACTOR = 0.5
 _LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
 # Tokens with very small outputs are measured relative to a share of the other tokens' outputs.
 _LEAST_SHARE = 0.1
+# A factor explains errors if their part across the rollout's vectors, less a rounding, is at most this share of the
+# part along them.
+_LARGEST_ACROSS = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Judgement:
     Attributes:
         error: largest relative error of a token's vector.
         factor: median over tokens of the training vector's component along the rollout's; 1.0 if neither is larger.
+        scaled: the factor explains the errors, because the training vectors point where the rollout's do.
         roundings: `error`, or the deviation of `factor` from 1 if that is larger, in units that rounding explains.
         prompt, position: token of the largest error.
     """
@@ -42,6 +46,7 @@ class Judgement:
     tokens: int
     error: float
     factor: float
+    scaled: bool
     roundings: float
     fault: bool
     prompt: int
@@ -109,7 +114,12 @@ class Judge(Recorder):
         errors = (differences / norms.clamp_min(max(least, tiny))).nan_to_num(nan=float("inf"))
         at = int(errors.argmax())
         some = norms > least
-        factor = float((products[some] / norms[some] ** 2).median()) if bool(some.any()) else 1.0
+        factor, scaled = 1.0, False
+        if bool(some.any()):
+            along = (products[some] / norms[some] ** 2 - 1) * norms[some]
+            across = (differences[some] ** 2 - along**2).clamp_min(0).sqrt() - self._rounding * norms[some]
+            factor = float((products[some] / norms[some] ** 2).median())
+            scaled = bool(across.median() <= _LARGEST_ACROSS * along.abs().median())
         error, off = float(errors[at]), abs(factor - 1)
         prompt, position = split_key(int(keys[at]))
         return Judgement(
@@ -118,6 +128,7 @@ class Judge(Recorder):
             tokens=len(keys),
             error=error,
             factor=factor,
+            scaled=scaled and off > _LARGEST_ACROSS * error,
             roundings=max(error, off) / (_LOGPROB_TOLERANCE if kind == "logprob" else self._rounding),
             fault=not (error <= limit and off <= factor_limit),
             prompt=prompt,

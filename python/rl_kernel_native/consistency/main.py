@@ -25,7 +25,8 @@ def main() -> None:
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(missing)
-        print(f"error: {names} not installed; {_variants.how_to_install('compare')}", file=sys.stderr)
+        cure = _variants.how_to_install("compare")
+        print(f"error: {names} not installed; {cure}. doctor, bench and --version need neither", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)
     from .cli import app
 

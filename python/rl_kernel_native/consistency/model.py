@@ -161,7 +161,10 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: quantised weights are not supported")
     windowed = config.get("use_sliding_window", family == "mistral")
     if windowed and config.get("sliding_window") is not None:
-        raise BadInput(f"{path}: sliding-window attention is not supported")
+        raise BadInput(
+            f"{path}: sliding-window attention is not supported; for sequences no longer than the window, compare "
+            'copies whose config.json has "sliding_window": null'
+        )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     if rope_type not in ROPE_TYPES:
@@ -200,7 +203,11 @@ def load_model(
         raise BadInput(f"cannot load the model in {directory}: {type(error).__name__}: {first_line}") from error
     if info["missing_keys"]:
         # transformers initialises missing weights at random without an error.
-        raise BadInput(f"{directory}: weights lack {sorted(info['missing_keys'])[0]} (and maybe more)")
+        first, *others = sorted(info["missing_keys"])
+        more = f" and {len(others)} more" if others else ""
+        raise BadInput(
+            f"{directory}: weights lack {first}{more}, which config.json demands; save the whole model again"
+        )
     model.eval().requires_grad_(False).to(device)
     return wrap_model(model, str(name), directory)
 

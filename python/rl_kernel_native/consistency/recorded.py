@@ -38,7 +38,7 @@ DIALECTS = (
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
 # Mean |dlogp| that rounding explains, of a whole model, by its dtype.
 _ROUNDING = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
-# A temperature is reported if it reduces the differences of the first records to this share.
+# A temperature or a shift by a token is reported if it reduces the differences of the first records to this share.
 _FIT = 0.2
 _RECORDS_TO_FIT = 4
 
@@ -61,6 +61,7 @@ class RecordedComparison:
         better_temperature: another temperature that fits the recorded log-probabilities far better, if such a
             temperature exists.
         better_mean_abs: mean |dlogp| there.
+        shift: 1 if each recorded log-probability fits the token after its own, -1 for the one before, else 0.
     """
 
     model: str
@@ -71,6 +72,7 @@ class RecordedComparison:
     aligned: bool
     better_temperature: float | None
     better_mean_abs: float
+    shift: int = 0
 
     @property
     def faulty(self) -> bool:
@@ -86,12 +88,18 @@ class RecordedComparison:
                 f"fault: temperature: the recorded log-probabilities fit {self.better_temperature:g} (mean |dlogp| "
                 f"{self.better_mean_abs:.3g}), not {self.temperature:g} ({figures})."
             )
+        if self.shift:
+            which = "after" if self.shift > 0 else "before"
+            return (
+                f"fault: positions: each recorded log-probability fits the token {which} its own (mean |dlogp| "
+                f"{self.better_mean_abs:.3g}); write each beside its own token ({figures})."
+            )
         if self.faulty:
             where = f", most at record {m.worst.prompt}, position {m.worst.position}" if m.worst else ""
             return (
                 f"fault: larger than rounding to {self.dtype} explains: {figures}{where}. Other weights, or another "
-                "prompt than the engine's: compare it with the engine's model "
-                f"({spelled('model_b')}) to name the operator."
+                f"prompt than the engine's. To name the operator, give prompts, the engine's model as "
+                f"{spelled('model_a')} and this one as {spelled('model_b')}."
             )
         if self.aligned:
             return f"aligned: {figures}."
@@ -210,8 +218,11 @@ def compare_recorded(
             raise BadInput(f"record {index}: {length} tokens exceed the model's {loaded.max_length}")
     progress = progress or Progress(silent=True)
 
+    def score(chosen: Sequence[Record], at: float, label: str) -> list[torch.Tensor]:
+        return _score(loaded, chosen, at, ops, packing, micro_batch_tokens, progress, label)
+
     def against(chosen: Sequence[Record], at: float, label: str) -> Metrics:
-        scored = _score(loaded, chosen, at, ops, packing, micro_batch_tokens, progress, label)
+        scored = score(chosen, at, label)
         recorded = [torch.tensor(record.logprobs, dtype=torch.float32) for record in chosen]
         lengths = [len(record.prompt) for record in chosen]
         unknown = [[False] * len(record.response) for record in chosen]
@@ -219,7 +230,7 @@ def compare_recorded(
 
     metrics = against(records, temperature, "training forward")
     dtype = str(loaded.dtype).removeprefix("torch.")
-    better, best = None, metrics.mean_abs_dlogp
+    better, best, shift = None, metrics.mean_abs_dlogp, 0
     if not metrics.mean_abs_dlogp <= 0.1 * _ROUNDING[dtype]:
         some = [record for record, _ in zip(records, range(_RECORDS_TO_FIT), strict=False)]
         given = best = against(some, temperature, f"temperature {temperature:g}").mean_abs_dlogp
@@ -227,6 +238,8 @@ def compare_recorded(
             mean = against(some, other, f"temperature {other:g}").mean_abs_dlogp
             if mean < _FIT * given and mean < best:
                 better, best = other, mean
+        if better is None:
+            shift, best = _shift(some, score(some, temperature, "shift by a token"), given)
     return RecordedComparison(
         model=loaded.name,
         dtype=dtype,
@@ -236,7 +249,22 @@ def compare_recorded(
         aligned=metrics.differing_tokens == 0 or (atol > 0 and metrics.max_abs_dlogp <= atol),
         better_temperature=better if better != temperature else None,
         better_mean_abs=best,
+        shift=shift,
     )
+
+
+def _shift(records: Sequence[Record], scored: Sequence[torch.Tensor], given: float) -> tuple[int, float]:
+    """Which neighbour's log-probabilities the records have, and the mean |dlogp| then; 0 and `given`: their own."""
+    for shift in (1, -1):
+        parts = []
+        for record, own in zip(records, scored, strict=True):
+            recorded = torch.tensor(record.logprobs, dtype=torch.float32)
+            pair = (recorded[:-1], own[1:]) if shift > 0 else (recorded[1:], own[:-1])
+            parts.append((pair[0] - pair[1].float().cpu()).abs())
+        apart = torch.cat(parts)
+        if len(apart) and float(apart.mean()) < _FIT * given:
+            return shift, float(apart.mean())
+    return 0, given
 
 
 def _score(
