@@ -79,6 +79,11 @@ bool fits_wgmma(const AttentionParams& p) {
   return blocks * p.num_q_heads * (packed ? 1 : p.num_sequences) < kMostTokens;
 }
 
+bool fits_tall(const AttentionParams& p) {
+  if (p.exp != Exp::kHardware || p.parents != nullptr || !fits_wgmma(p)) return false;
+  return p.head_dim > 128 ? TileColumns::of(p.head_dim, p.value_dim).keys == 192 : p.head_dim == 64 && fills_tile(p);
+}
+
 bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   const bool packed = p.cu_seqlens_q != nullptr;
   if (!fits_tiles(p)) return false;
@@ -108,6 +113,14 @@ std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
 }
 
+// Whether sequences are long enough on average for taller tiles. Shorter ones would leave more of their rows empty.
+bool has_long_sequences(const AttentionParams& p) {
+  constexpr std::int64_t kQueries = 1024, kKeys = 2048;
+  const std::int64_t keys =
+      p.cu_seqlens_k != nullptr ? p.k_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.k_tokens;
+  return p.q_tokens >= kQueries * sequences_of(p) && keys >= kKeys;
+}
+
 // Whether a mixed plan may pay off: some sequences may have many queries, and others few queries and many keys.
 bool may_mix(const AttentionParams& p) {
   if (p.cu_seqlens_q == nullptr || p.num_sequences < 2 || p.q_tokens <= p.num_sequences) return false;
@@ -119,6 +132,7 @@ bool may_mix(const AttentionParams& p) {
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability) {
   if (plan.kernel == AttentionKernel::kTiles) return true;
   if (plan.kernel == AttentionKernel::kWgmma) return capability == 90 && fits_wgmma(p);
+  if (plan.kernel == AttentionKernel::kTall) return capability == 90 && fits_tall(p);
   if (plan.kernel == AttentionKernel::kMixed) return fits_mixed(p);
   if (p.parents != nullptr) return false;
   if (p.dtype == DType::kFloat32) return plan.kernel == AttentionKernel::kFewRows;
@@ -167,12 +181,16 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     return at_once && fits_plan(p, dense, capability) ? dense : few_rows;
   }
   if (mixes) return mixed;
-  return p.q_tokens >= kWgmmaQueries * sequences && fits() ? wgmma : AttentionPlan{};
+  if (p.q_tokens < kWgmmaQueries * sequences || !fits()) return {};
+  const AttentionPlan tall = {AttentionKernel::kTall};
+  return has_long_sequences(p) && fits_plan(p, tall, capability) ? tall : wgmma;
 }
 
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan) {
-  if (plan.kernel == AttentionKernel::kWgmma) {
-    return attention_path_bytes(p) + (has_outer_totals(p) ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
+  const bool is_tall = plan.kernel == AttentionKernel::kTall;
+  if (is_tall || plan.kernel == AttentionKernel::kWgmma) {
+    const bool has_outer = has_outer_totals(p) || (is_tall && p.head_dim > 128);
+    return attention_path_bytes(p) + (has_outer ? kOuterTotalsAt + kOuterTotals * kOuterTotalBytes : 4);
   }
   if (plan.kernel == AttentionKernel::kMixed) return 4 * MixedGrid(p).end;
   if (plan.kernel == AttentionKernel::kTiles || p.dtype == DType::kFloat32) return attention_path_bytes(p);

@@ -11,7 +11,7 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
 #if RLK_CUDA_SM90
-  if (plan.kernel >= AttentionKernel::kDense && plan.kernel <= AttentionKernel::kWgmma) {
+  if (plan.kernel >= AttentionKernel::kDense && plan.kernel <= AttentionKernel::kTall) {
     with_element_type(p.dtype, [&](auto t) {
       using T = decltype(t);
       if constexpr (T::kPacked) {
@@ -24,6 +24,8 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
             return run_attention_clusters<T>(p, stream);
           case AttentionKernel::kGroups:
             return run_attention_groups<T, kOverlap>(p, stream);
+          case AttentionKernel::kTall:
+            return attention_tall(p, stream);
           default:
             if (p.head_dim > 128) return attention_wide(p, stream);
             return fills_tile(p) ? run_attention_wgmma<T>(p, stream) : attention_padded(p, stream);

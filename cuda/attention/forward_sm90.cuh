@@ -1,7 +1,7 @@
 // attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads whose tokens the copy engine can fetch, also
-// from pages, and sequences with many queries. A block of threads is persistent. One warp loads. Two warpgroups share a
-// tile of 128 queries of one head, 64 rows each, and take turns on the tensor cores. Inside a warpgroup, a block's
-// softmax runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers: README.md.
+// from pages, and sequences with many queries. A block of threads is persistent. One warp loads. Two or three warpgroups
+// share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, a block's softmax
+// runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,9 @@ namespace {  // one copy per architecture
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_wgmma_kernel(const __grid_constant__ Params p, const __grid_constant__ WgmmaCallOf<Params> call) {
-  using Registers = std::conditional_t<Tile::kOuterFours == 0, RegisterShares<56, 224>, RegisterShares<40, 232>>;
+  using Registers =
+      std::conditional_t<Tile::kWarpgroups == 3, RegisterShares<32, 160, 3>,
+                         std::conditional_t<Tile::kOuterFours == 0, RegisterShares<56, 224>, RegisterShares<40, 232>>>;
   extern __shared__ unsigned char unaligned[];
   unsigned char* memory = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
   const WgmmaShared<Tile> shared{shared_address(memory)};
@@ -47,14 +49,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   Registers::claim();
   WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup, &call,
                                 reinterpret_cast<float2*>(memory + WgmmaShared<Tile>::kRowTotalsAt));
-  if (warpgroup == 1) asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
+  if (warpgroup == Tile::kWarpgroups - 1)
+    asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
     const WgmmaWork& work = slots[slot.stage];
     // The barrier tells ptxas that warps have converged. Values after it then stay in uniform registers.
-    asm volatile("bar.sync %0, 128;" ::"r"(4 + warpgroup) : "memory");
+    asm volatile("bar.sync %0, 128;" ::"r"(2 + Tile::kWarpgroups + warpgroup) : "memory");
     if (work.places < 0) break;
     rows.run(work);
     mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its last read
@@ -82,7 +85,8 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
     call.v_parts = attention_map(p, p.v, false, kPartKeys);
   }
   const bool packed = p.cu_seqlens_q != nullptr;
-  const std::int64_t blocks = packed ? p.q_tokens / 128 + p.num_sequences : (p.q_tokens + 127) / 128;
+  const std::int64_t blocks =
+      packed ? p.q_tokens / Tile::kQueries + p.num_sequences : (p.q_tokens + Tile::kQueries - 1) / Tile::kQueries;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
   // The number of heads whose tiles run together, so that their keys and values stay in L2.
   constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;

@@ -19,6 +19,8 @@ enum class AttentionKernel : std::int32_t {
   kClusters,  // sm_90: four blocks of threads per split, for fewer blocks than kPairs serves; 65 to 128 columns
   kGroups,    // sm_90: kFewRows for groups that share splits; wgmma multiplies a shared split with 64 rows of the group
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch; trees: of 64 or 128 columns; no softcap
+  kTall,      // sm_90: kWgmma with tiles of 192 queries in place of 128, for the hardware's exponential and heads of 64
+              // columns, or of 136 to 192 with at most 128 of values; no tree
   kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
            // kWgmma fits, else kTiles' kernel
 };
@@ -26,10 +28,12 @@ struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
 };
 constexpr AttentionPlan kAttentionPlans[] = {
-    {AttentionKernel::kTiles},    {AttentionKernel::kFewRows}, {AttentionKernel::kDense}, {AttentionKernel::kPairs},
-    {AttentionKernel::kClusters}, {AttentionKernel::kGroups},  {AttentionKernel::kWgmma}, {AttentionKernel::kMixed}};
+    {AttentionKernel::kTiles}, {AttentionKernel::kFewRows},  {AttentionKernel::kDense},
+    {AttentionKernel::kPairs}, {AttentionKernel::kClusters}, {AttentionKernel::kGroups},
+    {AttentionKernel::kWgmma}, {AttentionKernel::kTall},     {AttentionKernel::kMixed}};
 constexpr const char* name_of(const AttentionPlan& plan) {
-  constexpr const char* kNames[] = {"tiles", "few rows", "dense", "pairs", "clusters", "groups", "wgmma", "mixed"};
+  constexpr const char* kNames[] = {"tiles",  "few rows", "dense", "pairs", "clusters",
+                                    "groups", "wgmma",    "tall",  "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
 // fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves
@@ -229,6 +233,7 @@ RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& p
 // kWgmma for more than 128 columns, and for narrower heads that do not fill a tile; not over trees; on sm_90 only.
 RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_padded(const AttentionParams& p, cudaStream_t stream);)
+RLK_CUDA_KERNELS(void attention_tall(const AttentionParams& p, cudaStream_t stream);)
 // kMixed likewise.
 RLK_CUDA_KERNELS(void attention_wide_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_padded_mixed(const AttentionParams& p, cudaStream_t stream);)

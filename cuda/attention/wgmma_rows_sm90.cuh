@@ -1,5 +1,4 @@
-// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the other
-// warpgroup.
+// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the others.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
@@ -7,7 +6,7 @@
 #include "kernels/attention/row.h"
 #include "kernels/attention/sinks.h"
 #include "quad_rows.cuh"
-#include "wgmma_work_sm90.cuh"
+#include "wgmma_totals_sm90.cuh"
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -16,19 +15,35 @@ namespace {  // one copy per architecture
 // / 4. It holds two neighbouring columns of scores and sums for each j, from 8 j + 2 (lane % 4) on. s[4 j + 2 r + c] is
 // its row r and column c.
 template <class T, class Tile, Exp kExp>
-class WgmmaRows {
+class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
+ protected:
+  using Totals = WgmmaTotals<Tile, kExp>;
+  using Totals::fetch_totals;
+  using Totals::fetched_;
+  using Totals::has_total_;
+  using Totals::kIsTight;
+  using Totals::merge_outer_sums;
+  using Totals::merge_sums;
+  using Totals::merged;
+  using Totals::o_;
+  using Totals::of_split_;
+  using Totals::of_total_;
+  using Totals::total;
+  using Totals::total_;
+  using Totals::zero_sums;
+
  public:
   __device__ __forceinline__ WgmmaRows(const AttentionParams& p, const WgmmaShared<Tile>& shared, int warpgroup,
                                        const WgmmaCall* call = nullptr, float2* row_totals = nullptr)
-      : p_(p),
+      : Totals(call),
+        p_(p),
         shared_(shared),
         warpgroup_(warpgroup),
-        call_(call),
         row_totals_(row_totals),
         c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     first_row_ = warpgroup * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
-    total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / 2) + thread_ * 16;
+    total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / Tile::kWarpgroups) + thread_ * 16;
   }
 
   // `shared_work` lies in shared memory, so that no register holds values that only the end of the tile reads.
@@ -40,8 +55,24 @@ class WgmmaRows {
     for (int r = 0; r < 2; ++r) set_total(r, -infinity(), 0.0f);
     has_total_ = false;
     RowEnds ends;
-    if (work.last_key > work.first_key) {
-      walk(work, shared_work, &ends);
+    if constexpr (kPasses) {
+      const KeyRange own = own_keys(work);
+      const int begin = work.first_key / Tile::kKeys * Tile::kKeys;
+      const int own_begin = own.empty() ? work.last_key : own.first / Tile::kKeys * Tile::kKeys;
+      if (work.last_key > work.first_key) {
+        mbarrier_wait_block(shared_.queries_full(), queries_phase_);
+        queries_phase_ ^= 1;
+      }
+      pass(work, begin, own_begin);
+      if (!own.empty()) {
+        walk(work, shared_work, own, &ends);
+        pass(work, (own.last + Tile::kKeys - 1) / Tile::kKeys * Tile::kKeys, work.last_key);
+      } else {
+        if (work.last_key > work.first_key) release(shared_.queries_empty());
+        end_unused_rows(shared_work, &ends);
+      }
+    } else if (work.last_key > work.first_key) {
+      walk(work, shared_work, {work.first_key, work.last_key}, &ends);
     } else {
       end_unused_rows(shared_work, &ends);
     }
@@ -51,7 +82,7 @@ class WgmmaRows {
  protected:
   // If sums fill the registers, the range of keys that a row sees is computed again, and shared memory holds m and l of
   // the total.
-  static constexpr bool kIsLean = Tile::kOuterFours > 0;
+  static constexpr bool kIsLean = Tile::kIsLean;
   __device__ __forceinline__ void find_keys(const WgmmaWork& work) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -90,6 +121,17 @@ class WgmmaRows {
   };
 
   static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
+  // Whether a warp rescales its rows r = 0 and r = 1 apart, and passes over those that keep their references. Else all
+  // sums are rescaled beside exponentials. kRescalesLate: beside the next block's scores.
+  static constexpr bool kRescalesByRow = kIsTight && Tile::kSums > 32;
+  static constexpr bool kRescalesLate = kRescalesByRow && Tile::kWarpgroups > 2;
+  // Whether a warpgroup passes over blocks that none of its rows sees.
+  static constexpr bool kPasses = Tile::kWarpgroups > 2;
+  // The block before the next keys.
+  __device__ __forceinline__ RingPosition before_block() const {
+    if constexpr (!kIsTight) return before_at_;
+    return {at_.stage ^ 1, at_.phase ^ at_.stage ^ 1};
+  }
   static __device__ __forceinline__ void pin(float (&x)[Tile::kScores]) {
 #pragma unroll
     for (int i = 0; i < Tile::kScores; ++i) asm volatile("" : "+f"(x[i])::"memory");
@@ -113,14 +155,59 @@ class WgmmaRows {
   __device__ __forceinline__ void take_turn() const {
     asm volatile("bar.sync %0, 256;" ::"r"(2 + warpgroup_) : "memory");
   }
+  __device__ __forceinline__ int next_turn() const {
+    if constexpr (Tile::kWarpgroups == 2) return 3 - warpgroup_;
+    return warpgroup_ == Tile::kWarpgroups - 1 ? 2 : 3 + warpgroup_;
+  }
   __device__ __forceinline__ void give_turn() const {
-    asm volatile("bar.arrive %0, 256;" ::"r"(3 - warpgroup_) : "memory");
+    asm volatile("bar.arrive %0, 256;" ::"r"(next_turn()) : "memory");
   }
 
-  __device__ __forceinline__ void walk(const WgmmaWork& work, const WgmmaWork& shared_work, RowEnds* ends) {
-    int block = work.first_key / Tile::kKeys * Tile::kKeys, split_end = work.split_end;
-    mbarrier_wait_block(shared_.queries_full(), queries_phase_);
-    queries_phase_ ^= 1;
+  // The keys that any row of this warpgroup sees, and those that every row with a query sees.
+  struct KeyRange {
+    int first, last;
+    __device__ __forceinline__ bool empty() const { return last <= first; }
+  };
+  __device__ __forceinline__ KeyRange keys_of_row(const WgmmaWork& work, int i) const {
+    if (!p_.causal) return {0, work.num_keys};
+    const int last = max(work.position + i + 1, 0);
+    return {p_.window_size > 0 ? static_cast<int>(clamp_to(last - p_.window_size, 0, last)) : 0, last};
+  }
+  __device__ __forceinline__ KeyRange own_keys(const WgmmaWork& work) const {
+    const int first = warpgroup_ * 64, last = min(first + 64, work.queries) - 1;
+    if (last < first) return {0, 0};
+    return {keys_of_row(work, first).first, keys_of_row(work, last).last};
+  }
+  __device__ __forceinline__ KeyRange common_keys(const WgmmaWork& work) const {
+    if constexpr (!kPasses) return {work.all_first, work.all_last};
+    const int first = warpgroup_ * 64, last = min(first + 64, work.queries) - 1;
+    return {keys_of_row(work, last).first, keys_of_row(work, first).last};
+  }
+  // Passes over blocks that only other warpgroups see.
+  __device__ __forceinline__ void pass(const WgmmaWork& work, int block, int end) {
+#pragma unroll 1
+    for (; block < end; block += Tile::kKeys) {
+      mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
+      take_turn();
+      give_turn();
+      release(shared_.keys_empty(at_.stage));
+      mbarrier_wait_block(shared_.values_full(at_.stage), at_.phase);
+      if (block + Tile::kKeys > work.num_keys) clear_values(at_.stage, work.num_keys - block);
+      release(shared_.values_empty(at_.stage));
+      at_.advance(Tile::kStages);
+    }
+  }
+
+  // Walks over the blocks of `keys`.
+  __device__ __forceinline__ void walk(const WgmmaWork& work, const WgmmaWork& shared_work, const KeyRange& keys,
+                                       RowEnds* ends) {
+    int block = keys.first / Tile::kKeys * Tile::kKeys, split_end = work.split_end;
+    if constexpr (kPasses) {
+      if (block >= split_end) split_end = static_cast<int>(attention_split_end(block));
+    } else {
+      mbarrier_wait_block(shared_.queries_full(), queries_phase_);
+      queries_phase_ ^= 1;
+    }
     mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
     take_turn();
     multiply(at_.stage);
@@ -128,7 +215,7 @@ class WgmmaRows {
     wgmma_wait<0>();
     pin(s_);
     release(shared_.keys_empty(at_.stage));
-    if (block + Tile::kKeys >= work.last_key) release(shared_.queries_empty());
+    if (block + Tile::kKeys >= keys.last) release(shared_.queries_empty());
     hide(work, block);
     raise();
 #pragma unroll
@@ -137,31 +224,36 @@ class WgmmaRows {
       pack(j);
     }
     add_probabilities();
+    if constexpr (kIsTight) zero_sums();
+    late_ = make_float2(1.0f, 1.0f);
     before_at_ = at_;
     at_.advance(Tile::kStages);
-    int keeps = 0;  // whether P V adds to o_
+    int keeps = kIsTight;  // whether P V adds to o_
     block += Tile::kKeys;
-    if (block < work.last_key) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
+    if (block < keys.last) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
 #pragma unroll 1
     for (;;) {
-      if constexpr (!kIsLean && kExp == Exp::kHardware) {  // else registers would spill
-        const int plain_end = block >= work.all_first ? min(split_end, min(work.all_last, work.last_key)) : 0;
+      if constexpr (kExp == Exp::kHardware) {  // else registers would spill
+        const KeyRange all = common_keys(work);
+        const int plain_end = block >= all.first ? min(split_end, min(all.last, keys.last)) : 0;
 #pragma unroll 1
         for (; block + Tile::kKeys <= plain_end; block += Tile::kKeys) {
-          step<true>(work, block, keeps, split_end);
+          step<true>(work, block, keys.last, keeps, split_end);
           keeps = 1;
         }
       }
-      if (block >= work.last_key) break;
-      keeps = step<false>(work, block, keeps, split_end);
+      if (block >= (kIsLean && !kPasses ? work.last_key : keys.last)) break;
+      keeps = step<false>(work, block, keys.last, keeps, split_end);
       block += Tile::kKeys;
     }
-    const RingPosition before = before_at_;
+    const RingPosition before = before_block();
+    if constexpr (kRescalesLate) rescale_rows(late_);
     mbarrier_wait_block(shared_.values_full(before.stage), before.phase);
     // Only the last block of a sequence has rows past the sequence's end.
     if (block > work.num_keys) clear_values(before.stage, work.num_keys - (block - Tile::kKeys));
     accumulate(before.stage, keeps);
     merge_rows();
+    if constexpr (kIsTight) fetch_totals(Tile::kSharedFours);
     end_rows(shared_work, ends);
     wgmma_wait<0>();
     pin_sums();
@@ -171,12 +263,14 @@ class WgmmaRows {
   // A block's scores and probabilities, beside P V of the previous block. kPlain: every row sees the whole block, and
   // no split begins. Returns whether the block's P V adds to the sums.
   template <bool kPlain>
-  __device__ __forceinline__ int step(const WgmmaWork& work, int block, int keeps, int& split_end) {
+  __device__ __forceinline__ int step(const WgmmaWork& work, int block, int last_key, int keeps, int& split_end) {
     const bool begins = !kPlain && block >= split_end;
     take_turn();
     multiply(at_.stage);
-    mbarrier_wait_block(shared_.values_full(before_at_.stage), before_at_.phase);  // beside the scores
-    accumulate(before_at_.stage, keeps);
+    const RingPosition before = before_block();
+    if constexpr (kRescalesLate) rescale_rows(late_);
+    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);  // beside the scores
+    accumulate(before.stage, keeps);
     give_turn();
     if (begins) {
       merge_rows();
@@ -186,23 +280,36 @@ class WgmmaRows {
     wgmma_wait<1>();
     pin(s_);
     release(shared_.keys_empty(at_.stage));
-    const bool has_next = block + Tile::kKeys < work.last_key;
+    const bool has_next = block + Tile::kKeys < (kIsLean && !kPasses ? work.last_key : last_key);
     if (!has_next) release(shared_.queries_empty());
     if (!kPlain) hide(work, block);
-    const int values_stage = before_at_.stage;
+    const int values_stage_before = before_at_.stage;
     before_at_ = at_;
     at_.advance(Tile::kStages);
+    const int values_stage = kIsTight ? at_.stage : values_stage_before;
     // Whether the next keys have arrived. The result is used later, so the test costs no time.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
     // Computes the first row's exponentials before the wait for P V, and the second row's beside the rescaling.
     // The second row's scores are scaled before the wait, too.
     constexpr bool kAhead = kExp == Exp::kHardware;
+    // If rescaling has branches, the first row's exponentials are faster beside the second row's.
+    constexpr bool kFirstAhead = kAhead && !(kPlain && kRescalesByRow && !kRescalesLate);
     raise<kPlain>();
+    float2 factors;
     if constexpr (kAhead) {
+      if constexpr (kFirstAhead) {
 #pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
+        for (int j = 0; j < kKeyTiles; ++j) exponentiate(j, 0);
+      }
       if constexpr (kScalesAhead) scale_second_row();
-      pin_groups(0);
+      if constexpr (kIsTight) {
+        factors = rescale_chains();
+        late_ = begins ? make_float2(1.0f, 1.0f) : factors;
+        if constexpr (kFirstAhead) add_probabilities(0);
+        asm volatile("// sums of a row" : "+f"(l_[0][0]), "+f"(l_[0][1]));
+      } else {
+        pin_groups(0);
+      }
     }
     // The branch also keeps ptxas from moving the next wait up.
     if (!is_ready) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
@@ -216,27 +323,34 @@ class WgmmaRows {
         if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
         if (kAhead && j < kKeyTiles) exponentiate<kScalesAhead>(j, 1);
       }
+      if constexpr (kIsTight) pack();  // the registers of scores then hold totals
       if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
       has_total_ = true;
+      if constexpr (kIsTight) {
+        zero_sums();
+      } else {
 #pragma unroll
-      for (int j = 0; j < kKeyTiles; ++j) {
-        if (!kAhead) exponentiate(j);
-        pack(j);
+        for (int j = 0; j < kKeyTiles; ++j) {
+          if (!kAhead) exponentiate(j);
+          pack(j);
+        }
       }
     } else {
-      // There is no branch, since most blocks raise the reference of some row.
-      const float2 factors = rescale_chains();
+      // Tiles with few sums have no branch, since most blocks raise the reference of some row.
+      if (!kAhead || !kIsTight) factors = rescale_chains();
+      if constexpr (kRescalesByRow && !kRescalesLate) rescale_rows(factors);
 #pragma unroll
       for (int j = 0; j < kKeyTiles; ++j) {
-        if (!kAhead) exponentiate(j, 0);
+        if (!kFirstAhead) exponentiate(j, 0);
         exponentiate<kScalesAhead>(j, 1);
         pack(j);
-        rescale_sums<kKeyTiles>(factors, j);
+        if constexpr (!kRescalesByRow) rescale_sums<kKeyTiles>(factors, j);
       }
     }
-    add_probabilities();
+    if (!kFirstAhead || !kIsTight) add_probabilities(0);
+    add_probabilities(1);
     asm volatile("// sums of a block" : "+f"(l_[0][0]), "+f"(l_[0][1]), "+f"(l_[1][0]), "+f"(l_[1][1]));
-    return !begins;
+    return kIsTight || !begins;
   }
 
   __device__ __forceinline__ void multiply(int stage_of_thread) {
@@ -268,7 +382,8 @@ class WgmmaRows {
 
   // Sets the scores of keys that a row does not see to -Inf.
   __device__ __forceinline__ void hide(const WgmmaWork& work, int block) {
-    if (block >= work.all_first && block + Tile::kKeys <= work.all_last) return;
+    const KeyRange all = common_keys(work);
+    if (block >= all.first && block + Tile::kKeys <= all.last) return;
     if constexpr (kIsLean) find_keys(work);
     const int first_key = block + thread_ % 4 * 2;
     if (p_.window_size != 0) {
@@ -356,6 +471,17 @@ class WgmmaRows {
     }
     return factors;
   }
+  __device__ __forceinline__ void rescale_rows(const float2& factors) {
+    if (!__all_sync(~0u, factors.x == 1.0f)) rescale_row(0, factors.x);
+    if (!__all_sync(~0u, factors.y == 1.0f)) rescale_row(1, factors.y);
+  }
+  __device__ __forceinline__ void rescale_row(int r, float factor) {
+#pragma unroll
+    for (int i = 2 * r; i < Tile::kSums; i += 4) {
+      o_[i] = mul_rn(o_[i], factor);
+      o_[i + 1] = mul_rn(o_[i + 1], factor);
+    }
+  }
   // Rescales part `part` of the sums, which are cut into kParts.
   template <int kParts>
   __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
@@ -386,7 +512,7 @@ class WgmmaRows {
       groups_[r][i][j / 4] = j % 4 == 0 ? z : add_rn(groups_[r][i][j / 4], z);
     }
   }
-  static constexpr bool kScalesAhead = kExp == Exp::kHardware && !kIsLean;
+  static constexpr bool kScalesAhead = kExp == Exp::kHardware && (!kIsLean || kRescalesLate);
   __device__ __forceinline__ void scale_second_row() {
 #pragma unroll
     for (int i = 0; i < Tile::kScores; ++i) {
@@ -399,16 +525,21 @@ class WgmmaRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) weights_[j / 2][j % 2 * 2 + r] = T::pack(s_[4 * j + 2 * r], s_[4 * j + 2 * r + 1]);
   }
+  __device__ __forceinline__ void pack() {
+#pragma unroll
+    for (int j = 0; j < kKeyTiles; ++j) pack(j);
+  }
   __device__ __forceinline__ void add_probabilities() {
+    add_probabilities(0);
+    add_probabilities(1);
+  }
+  __device__ __forceinline__ void add_probabilities(int r) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const auto& g = groups_[r][i];
-        float sum = add_rn(g[0], g[1]);
-        if constexpr (kKeyTiles == 16) sum = add_rn(sum, add_rn(g[2], g[3]));
-        l_[r][i] = add_rn(l_[r][i], sum);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const auto& g = groups_[r][i];
+      float sum = add_rn(g[0], g[1]);
+      if constexpr (kKeyTiles == 16) sum = add_rn(sum, add_rn(g[2], g[3]));
+      l_[r][i] = add_rn(l_[r][i], sum);
     }
   }
 
@@ -434,81 +565,16 @@ class WgmmaRows {
       set_total(r, m, fma_rn(l_total_[r], of_total_[r], mul_rn(l, of_split_[r])));
     }
   }
-  // The total of sums 4 j ... 4 j + 3, which is +0 before the first merge.
-  __device__ __forceinline__ float4 total(int j) const {
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    asm volatile(
-        "{\n"
-        ".reg .pred has_total;\n"
-        "setp.ne.s32 has_total, %5, 0;\n"
-        "@has_total ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-        "}\n"
-        : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-        : "r"(total_ + j * 128 * 16), "r"(static_cast<int>(has_total_)));
-    return x;
-  }
-  // Totals that do not fit into shared memory. The address is computed again at each use.
-  __device__ __forceinline__ float4* outer_totals() const {
-    return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * 256) + (AttentionGpu::thread() - 128);
-  }
-  __device__ __forceinline__ float4 outer_total(const float4* totals, int j) const {
-    float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    asm volatile(
-        "{\n"
-        ".reg .pred has_total;\n"
-        "setp.ne.s32 has_total, %5, 0;\n"
-        "@has_total ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-        "}\n"
-        : "+f"(x.x), "+f"(x.y), "+f"(x.z), "+f"(x.w)
-        : "l"(totals + (j - Tile::kSharedFours) * 256), "r"(static_cast<int>(has_total_))
-        : "memory");
-    return x;
-  }
-  __device__ __forceinline__ float4 merged(int j, float4 x) const {
-    x.x = fma_rn(x.x, of_total_[0], mul_rn(o_[4 * j], of_split_[0]));
-    x.y = fma_rn(x.y, of_total_[0], mul_rn(o_[4 * j + 1], of_split_[0]));
-    x.z = fma_rn(x.z, of_total_[1], mul_rn(o_[4 * j + 2], of_split_[1]));
-    x.w = fma_rn(x.w, of_total_[1], mul_rn(o_[4 * j + 3], of_split_[1]));
-    return x;
-  }
-  __device__ __forceinline__ void merge_sums(int j) {
-    const float4 x = merged(j, total(j));
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(total_ + j * 128 * 16), "f"(x.x), "f"(x.y), "f"(x.z),
-                 "f"(x.w)
-                 : "memory");
-  }
-  // Several loads are in flight at a time. One after the other, each would wait for L2.
-  template <int kCount>
-  __device__ __forceinline__ void load_outer_totals(const float4* totals, int first, float4 (&x)[kCount]) const {
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = outer_total(totals, first + j);
-  }
-  __device__ __forceinline__ void merge_outer_sums() {
-    constexpr int kAtOnce = kExp == Exp::kHardware ? 4 : 2;  // more would spill
-    float4* const totals = outer_totals();
-#pragma unroll
-    for (int first = Tile::kSharedFours; first < Tile::kSums / 4; first += kAtOnce) {
-      float4 before[kAtOnce];
-      __syncwarp();
-      load_outer_totals(totals, first, before);
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        __stcg(totals + (first + j - Tile::kSharedFours) * 256, merged(first + j, before[j]));
-      }
-    }
-  }
-
   // Sets rows of V from `first` on, which are past the sequence, to +0, whatever they hold.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
     constexpr int kChunks = Tile::kValueBoxes * 8;
-    for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += 256) {
+    for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += Tile::kRowThreads) {
       const int row = i / kChunks, chunk = i % kChunks;
       const std::uint32_t to = shared_.values(stage) + chunk / 8 * Tile::kBoxBytes + row * 128 + chunk % 8 * 16;
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
     fence_for_tma();
-    asm volatile("bar.sync 1, 256;" ::: "memory");
+    asm volatile("bar.sync 1, %0;" ::"n"(Tile::kRowThreads) : "memory");
   }
 
   // Padded tiles serve narrower heads, whose columns beyond value_dim are not stored.
@@ -558,22 +624,25 @@ class WgmmaRows {
       if (p_.lse != nullptr && thread_ % 4 == 0 && row < work.places) p_.lse[work.lse + row] = -infinity();
     }
   }
-  __device__ __forceinline__ void store(const WgmmaWork& work, const RowEnds& ends) const {
+  __device__ __forceinline__ void store(const WgmmaWork& work, const RowEnds& ends) {
     bool exists[2];  // whether the row belongs to this sequence
 #pragma unroll
     for (int r = 0; r < 2; ++r) exists[r] = first_row_ + 8 * r < work.places;
-    constexpr int kAtOnce = Tile::kSums % 32 == 0 ? 8 : 4;
-    const float4* outer = nullptr;
-    if constexpr (Tile::kOuterFours > 0) outer = outer_totals();
+    constexpr int kAtOnce = Totals::kFetched;
     const std::int64_t stride = p_.num_q_heads * value_dim();
     auto* to = reinterpret_cast<uint4*>(static_cast<typename T::Storage*>(p_.out) + work.out + first_row_ * stride +
                                         thread_ % 4 * 8);
     const auto to_next = static_cast<std::uint32_t>(stride);  // eight rows behind
+    if constexpr (!kIsTight) fetch_totals(Tile::kSharedFours);
 #pragma unroll
     for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
       float4 before[kAtOnce];
       const bool is_outer = first >= Tile::kSharedFours;
-      if (is_outer) load_outer_totals(outer, first, before);
+      if (is_outer) {  // the next totals are loaded while these are stored
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) before[j] = fetched_[j];
+        fetch_totals(first + kAtOnce);
+      }
 #pragma unroll
       for (int tile = first; tile < first + kAtOnce; tile += 4) {
         std::uint32_t pairs[2][4];
@@ -613,18 +682,16 @@ class WgmmaRows {
   const AttentionParams& p_;
   const WgmmaShared<Tile>& shared_;
   const int warpgroup_;
-  const WgmmaCall* const call_;
   float2* const row_totals_;  // m and l of each row's total
   const float c_;
   int thread_, first_row_;
-  std::uint32_t total_;          // address of this thread's sums in shared memory
   RingPosition at_, before_at_;  // the next keys, and the block before them
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
   float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
-  float m_total_[2], l_total_[2], of_total_[2], of_split_[2];
-  bool has_total_;
-  float s_[Tile::kScores], o_[Tile::kSums];
+  float2 late_;  // factors of the sums, if these are rescaled late
+  float m_total_[2], l_total_[2];
+  float s_[Tile::kScores];
   std::uint32_t weights_[Tile::kKeys / 16][4];
 };
 

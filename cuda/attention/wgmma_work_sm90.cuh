@@ -13,24 +13,28 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // kColumns: columns of q and k. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer columns.
-template <int kColumns_, int kValueColumns_ = kColumns_, bool kIsPadded_ = (kColumns_ > 128)>
+// kWarpgroups: warpgroups of 64 queries each.
+template <int kColumns_, int kValueColumns_ = kColumns_, bool kIsPadded_ = (kColumns_ > 128), int kWarpgroups_ = 2>
 struct WgmmaTile {
-  static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_;
+  static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_, kWarpgroups = kWarpgroups_;
   static constexpr bool kIsPadded = kIsPadded_;
-  static constexpr int kQueries = 128, kKeys = attention_block(kColumns), kStages = 2;
-  static constexpr int kThreads = 3 * 128;
+  static constexpr int kQueries = 64 * kWarpgroups, kKeys = attention_block(kColumns), kStages = 2;
+  static constexpr int kRowThreads = 128 * kWarpgroups, kThreads = kRowThreads + 128;
   static constexpr int kBoxes = (kColumns + 63) / 64, kValueBoxes = (kValueColumns + 63) / 64;  // 64 columns each
   static constexpr int kQueryBoxBytes = kQueries * 128, kBoxBytes = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kValueBytes = kValueBoxes * kBoxBytes;
   static constexpr int kScores = kKeys / 2, kSums = kValueColumns / 2;  // per thread
   // Numbers of groups of four sums of a thread: the first groups have their totals in shared memory, the others in L2.
-  static constexpr int kSharedFours = kSums <= 64 ? kSums / 4 : 8, kOuterFours = kSums / 4 - kSharedFours;
-  static constexpr int kTotalBytes = 256 * 16 * kSharedFours;
+  static constexpr int kSharedFours = kSums > 64 ? 8 : kWarpgroups > 2 && kColumns > 64 ? 12 : kSums / 4;
+  static constexpr int kOuterFours = kSums / 4 - kSharedFours;
+  static constexpr int kTotalBytes = kRowThreads * 16 * kSharedFours;
   static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kValueBytes, kBarriersAt = kTotalAt + kTotalBytes;
   static constexpr int kWorkBytes = 80;
-  static constexpr int kRowBytes = kOuterFours > 0 ? kQueries * 8 : 0;  // m and l of the rows' totals
+  // If a thread has few registers beside its sums and scores, shared memory holds m and l of its rows' totals.
+  static constexpr bool kIsLean = kOuterFours > 0 || kWarpgroups > 2;
+  static constexpr int kRowBytes = kIsLean ? kQueries * 8 : 0;
   static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * kWorkBytes + kRowBytes + 1024;  // 1024 bytes align the start
   static_assert(kBytes <= 227 * 1024);
 };
@@ -47,7 +51,7 @@ struct WgmmaCall {
   PageBoxes pages;
   std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; number of tiles of these heads
   std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
-  float4* totals;                    // [blocks of threads, kOuterFours, 256], for tiles with totals in L2
+  float4* totals;                    // [blocks of threads, kOuterFours, kRowThreads], for tiles with totals in L2
 };
 
 // Trees also have maps of parts: boxes of eight keys.
@@ -65,7 +69,7 @@ template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
                                        std::conditional_t<kMayMix<Params>, WgmmaMixedCall, WgmmaCall>>;
 
-// A tile: 128 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
+// A tile: 128 or 192 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
 // computes it for all warps.
 struct alignas(16) WgmmaWork {
   std::int32_t sequence, head;
@@ -78,14 +82,15 @@ struct alignas(16) WgmmaWork {
   std::int64_t out, lse;                // indices of the first place in the arrays out and lse
 };
 
-// Packed sequences: sequence s begins at slot floor(begin / 128) + s, so no sum over earlier sequences is needed. Some
-// slots have no queries.
+// Packed sequences: sequence s begins at slot floor(begin / kQueries) + s, so no sum over earlier sequences is needed.
+// Some slots have no queries.
+template <int kQueries>
 __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
-  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / 128 + sequence;
+  return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / kQueries + sequence;
 }
 
 // Completes a tile of `places` places of a sequence from place `query` on.
-template <class Params>
+template <int kQueries, class Params>
 __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, std::int64_t places, WgmmaWork* of) {
   WgmmaWork& work = *of;
   const AttentionSpan span(p, work.sequence);
@@ -97,7 +102,7 @@ __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, st
   work.num_keys = static_cast<std::int32_t>(span.num_keys);
   work.out = (row_of(p, work.sequence, work.token) * p.num_q_heads + work.head) * p.value_dim;
   work.lse = lse_index(p, work.sequence, work.token, work.head);
-  const AttentionRange queries = {query, min(query + 128, span.num_queries)};
+  const AttentionRange queries = {query, min(query + kQueries, span.num_queries)};
   if (queries.empty()) return;
   const AttentionRange keys = span.keys_of(queries);
   if (keys.empty()) return;
@@ -108,7 +113,7 @@ __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, st
   work.all_last = static_cast<std::int32_t>(span.keys_of(queries.first).last);
 }
 
-template <class Params>
+template <int kQueries, class Params>
 __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& call, std::int32_t tile) {
   const std::int32_t section = tile / call.in_section, rest = tile - section * call.in_section;
   const std::int32_t heads = min(call.section, call.heads - section * call.section);
@@ -117,24 +122,24 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   const std::int32_t num_q_heads = static_cast<std::int32_t>(p.num_q_heads);
   WgmmaWork work = {};
   if (p.num_sequences == 0) return work;  // there are no offsets to read
-  std::int64_t query = std::int64_t{block} * 128, places = p.q_tokens;
+  std::int64_t query = std::int64_t{block} * kQueries, places = p.q_tokens;
   if (p.cu_seqlens_q != nullptr) {
     work.head = head;
     std::int64_t low = 0, high = p.num_sequences;  // finds the last sequence that begins at or before it
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;
-      (first_query_slot(p, middle) <= block ? low : high) = middle;
+      (first_query_slot<kQueries>(p, middle) <= block ? low : high) = middle;
     }
     work.sequence = static_cast<std::int32_t>(low);
     const std::int64_t begin = clamp_to(p.cu_seqlens_q[low], 0, p.q_tokens);
-    query = (block - first_query_slot(p, low)) * 128;
+    query = (block - first_query_slot<kQueries>(p, low)) * kQueries;
     places = clamp_to(p.cu_seqlens_q[low + 1], begin, p.q_tokens) - begin;
   } else {
     work.sequence = head / num_q_heads;
     work.head = head - work.sequence * num_q_heads;
   }
   if (query < 0 || query >= places) return work;  // a slot without queries
-  see_keys(p, query, places, &work);
+  see_keys<kQueries>(p, query, places, &work);
   return work;
 }
 
@@ -157,7 +162,7 @@ class LongSequences {
         work->sequence = end_ - 1 - of;
         work->head = head;
         const AttentionRange q = attention_place(p.cu_seqlens_q, work->sequence, p.q_tokens);
-        see_keys(p, query, q.last - q.first, work);
+        see_keys<128>(p, query, q.last - q.first, work);
         return true;
       }
       before_ += __shfl_sync(~0u, through_, 31);
@@ -214,14 +219,14 @@ struct WgmmaShared {
 
   __device__ __forceinline__ void init() const {
     mbarrier_init(queries_full(), 1);
-    mbarrier_init(queries_empty(), 2);
+    mbarrier_init(queries_empty(), Tile::kWarpgroups);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(keys_full(i), 1);
-      mbarrier_init(keys_empty(i), 2);
+      mbarrier_init(keys_empty(i), Tile::kWarpgroups);
       mbarrier_init(values_full(i), 1);
-      mbarrier_init(values_empty(i), 2);
+      mbarrier_init(values_empty(i), Tile::kWarpgroups);
       mbarrier_init(tile_full(i), 1);
-      mbarrier_init(tile_empty(i), 256 + 1);  // the threads of both warpgroups, and a lane of the warp that loads V
+      mbarrier_init(tile_empty(i), Tile::kRowThreads + 1);  // warpgroups, and a lane of the warp that loads V
     }
     mbarrier_init_fence();
   }
@@ -400,6 +405,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
   RingPosition at, slot;
   int queries_phase = 0;
   constexpr bool kMixes = kMayMix<Params>;
+  static_assert(!kMixes || Tile::kQueries == 128);
   std::conditional_t<kMixes, LongSequences, NoSequences> sequences(p);
   std::int32_t tile = blockIdx.x;
   if constexpr (kMixes) tile += call.first_block;
@@ -412,7 +418,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
       const std::int32_t block = tile / call.heads;
       more = sequences.find(p, block, tile - block * call.heads, &found);
     } else {
-      if (more) found = work_of(p, call, tile);
+      if (more) found = work_of<Tile::kQueries>(p, call, tile);
     }
     std::uint32_t taken = 0;  // claimed early, so that the code below hides the latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);

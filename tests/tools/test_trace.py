@@ -237,6 +237,7 @@ def test_plans_of_a_gpu_are_those_that_its_host_code_names() -> None:
         assert products[3].startswith("copies + "), products
         assert (attends(512, 512), attends(1, 4096)) == ("wgmma", "clusters")
         assert {attends(512, 512, columns=d) for d in (40, 72, 96, 120)} == {"wgmma"}
+        assert (attends(2048, 2048), attends(2048, 2048, columns=64)) == ("wgmma", "tall")
         assert plan(partial(PLANNED["logprob"], "cuda")) == "clusters"
     else:
         assert all(name.startswith("any layout, ") for name in products), products
