@@ -1,4 +1,4 @@
-// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with the others.
+// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with others.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
@@ -192,7 +192,6 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       give_turn();
       release(shared_.keys_empty(at_.stage));
       mbarrier_wait_block(shared_.values_full(at_.stage), at_.phase);
-      if (block + Tile::kKeys > work.num_keys) clear_values(at_.stage, work.num_keys - block);
       release(shared_.values_empty(at_.stage));
       at_.advance(Tile::kStages);
     }
@@ -565,16 +564,18 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       set_total(r, m, fma_rn(l_total_[r], of_total_[r], mul_rn(l, of_split_[r])));
     }
   }
-  // Sets rows of V from `first` on, which are past the sequence, to +0, whatever they hold.
+  // Sets rows of V from `first` on, past the sequence, to +0. If others may pass over the block, a warpgroup is alone.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
-    constexpr int kChunks = Tile::kValueBoxes * 8;
-    for (int i = (warpgroup_ * 128 + thread_) + first * kChunks; i < Tile::kKeys * kChunks; i += Tile::kRowThreads) {
+    constexpr int kChunks = Tile::kValueBoxes * 8, kThreads = kPasses ? 128 : Tile::kRowThreads;
+    const int thread = kPasses ? thread_ : warpgroup_ * 128 + thread_;
+    for (int i = thread + first * kChunks; i < Tile::kKeys * kChunks; i += kThreads) {
       const int row = i / kChunks, chunk = i % kChunks;
       const std::uint32_t to = shared_.values(stage) + chunk / 8 * Tile::kBoxBytes + row * 128 + chunk % 8 * 16;
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
     fence_for_tma();
-    asm volatile("bar.sync 1, %0;" ::"n"(Tile::kRowThreads) : "memory");
+    const int barrier = kPasses ? 2 + Tile::kWarpgroups + warpgroup_ : 1;
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
   }
 
   // Padded tiles serve narrower heads, whose columns beyond value_dim are not stored.
