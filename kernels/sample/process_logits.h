@@ -90,6 +90,8 @@ class RowEdits {
                                               : row_span(team, p.history_offsets, p.history_size, row)),
         bias_(p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row)) {}
 
+  // Number of the row's entries.
+  RLK_DEVICE std::int64_t entries() const { return history_.end - history_.begin + bias_.end - bias_.begin; }
   // Writes the faults that are known before an entry is read. The caller passes a barrier next.
   RLK_DEVICE void find_faults(std::uint32_t* found) const {
     if (team_.thread() != 0) return;
