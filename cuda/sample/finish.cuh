@@ -19,13 +19,6 @@ struct Drawn {
   float z;
 };
 
-// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
-// cannot compute them earlier, where they would occupy registers.
-__device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
-  asm volatile("" : "+l"(x));
-  return x;
-}
-
 // Finds the columns that a waiting row keeps, by kRowThreads threads. kByCount: rows may have a top_k.
 template <class T, Exp kExp, bool kByCount>
 __device__ __forceinline__ void select_row(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
@@ -59,7 +52,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that kRowThreads threads compute at once
 
  public:
-  using Base::has_edits, Base::edited;
+  using Base::has_edits, Base::edited, Base::is_edited, Base::edit_at;
   // The same as Base's function, but takes the index of a valid column.
   __device__ __forceinline__ bool is_allowed(int column) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
@@ -372,7 +365,13 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       const int column = k * kWarp + lane();
-      best->z[k] = column < columns && is_allowed(first + column) ? z_at(first + column) : -infinity();
+      best->z[k] = column < columns ? logit_at(first + column) : -infinity();
+    }
+    edit_columns(first, columns, best->z);
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const int column = k * kWarp + lane();
+      best->z[k] = column < columns && is_allowed(first + column) ? best->z[k] : -infinity();
     }
   }
   // The first column of this leaf with the largest z.
@@ -383,6 +382,18 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     for (int k = kOwn - 1; k >= 0; --k) mine = best.z[k] == best.largest ? k * kWarp + lane() : mine;
     const int column = __reduce_min_sync(kAllLanes, mine);
     return {first + column, z_in_lanes(best.z, column)};
+  }
+  // Replaces the lane's columns of a leaf that are edited. All bits are loaded before the first edit.
+  __device__ __forceinline__ void edit_columns(int first, int columns, float (&z)[kOwn]) const {
+    if (!has_edits() || columns == 0) return;
+    bool has[kOwn];
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) has[k] = is_edited(first + min(k * kWarp + lane(), columns - 1));
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const int column = k * kWarp + lane();
+      if (has[k] && column < columns) z[k] = edit_at(first + column);
+    }
   }
   // Columns of a row that nothing cuts.
   __device__ std::uint64_t count_allowed() {
@@ -645,8 +656,9 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     for (int k = 0; k < kOwn; ++k) {
       const int column = k * kWarp + lane();
       has[k] = column < columns;
-      z[k] = has[k] ? z_at(first + column) : -infinity();
+      z[k] = has[k] ? logit_at(first + column) : -infinity();
     }
+    edit_columns(first, columns, z);
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) {
       if (masked_) {

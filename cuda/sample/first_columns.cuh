@@ -273,8 +273,8 @@ struct FirstColumns {
   int size;
   std::uint32_t bound;
 };
-// columns: is_allowed(id), has_edits() and edited(id, z) as in SampleColumns, and logit_at(id), which gives z before
-// edits.
+// columns: is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and logit_at(id), which gives
+// z before edits.
 template <class Columns>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s,
@@ -308,13 +308,26 @@ __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowTh
       }
     }
     if (columns.has_edits()) {
+      std::uint32_t edited = 0;  // bit i: whether z[i] is edited
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
         int valid;
         const int first = map.first(found[min(k + u * kRowWarps, leaves - 1)], &valid) + lane_of_warp();
 #pragma unroll
-        for (int i = u * kOwnColumns; i < (u + 1) * kOwnColumns; ++i) {
-          if ((above >> i & 1) != 0) z[i] = columns.edited(first + i % kOwnColumns * kWarp, z[i]);
+        for (int i = 0; i < kOwnColumns; ++i) {
+          const bool has = columns.is_edited(min(first + i * kWarp, map.valid - 1));
+          edited |= has ? 1u << (u * kOwnColumns + i) : 0;
+        }
+      }
+      edited &= above;
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        int valid;
+        const int first = map.first(found[min(k + u * kRowWarps, leaves - 1)], &valid) + lane_of_warp();
+#pragma unroll
+        for (int i = 0; i < kOwnColumns; ++i) {
+          const int at = u * kOwnColumns + i;
+          if ((edited >> at & 1) != 0) z[at] = columns.edit_at(first + i * kWarp);
         }
       }
     }

@@ -10,13 +10,15 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
-constexpr int kMostInside = 416;   // columns in the bracket that a warp collects before it lists them
-constexpr int kLeafScanWarps = 8;  // warps per block
+constexpr int kMostInside = kWarp * kLeafSteps;  // columns in the bracket that a warp collects before it lists them
+constexpr int kLeafScanWarps = 8;                // warps per block
 
 // The leaves of a group, a few of them at once.
 template <class T, Exp kExp, ScanPass kPass>
 class LeafScan {
   using Storage = typename T::Storage;
+  static constexpr bool kHasMask = kPass == ScanPass::kFirst || kPass == ScanPass::kMasses;
+  static constexpr bool kHasEdits = kPass != ScanPass::kRaw;
 
  public:
   struct Shared {  // results that warps keep for their group
@@ -24,6 +26,7 @@ class LeafScan {
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
     uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // z and place of columns in the bracket, of one warp
+    uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of the leaves' columns, of one warp
   };
 
   // together: the warps of a block share one group and its results. shared: an element for each warp.
@@ -33,7 +36,7 @@ class LeafScan {
         grid_(grid),
         work_(work),
         s_(shared[together ? 0 : warp()]),
-        inside_(shared[warp()].inside),
+        mine_(shared[warp()]),
         together_(together),
         lane_(static_cast<int>(threadIdx.x % kWarp)),
         chain_(lane_ % kNumChains),
@@ -48,6 +51,7 @@ class LeafScan {
     leaves_ = whole_ ? max(0, min((columns_ + kLeafColumns - 1) / kLeafColumns, kGroupLeaves)) : kGroupLeaves;
     own_ = span_of(lane_);
     slot_ = slot_of(lane_);
+    load_bits(row);
     if constexpr (kPass == ScanPass::kKept) {
       run_kept(row, i);
     } else if constexpr (kPass == ScanPass::kMasses) {
@@ -91,9 +95,47 @@ class LeafScan {
     if (whole_) return (group_.part << work_.height) + group_.step * kGroupLeaves + leaf;
     return (group_.part + leaf / grid_.leaves << work_.height) + leaf % grid_.leaves;
   }
-  // z of the lane's columns, with -Inf for missing ones.
-  __device__ __forceinline__ void load(int i, const LeafSpan& leaf, float (&z)[kLeafSteps]) const {
+  // Loads the bits of the group's columns that are allowed, and of those that are edited. Each lane has a leaf.
+  __device__ __forceinline__ void load_bits(int row) const {
+    const bool masked = kHasMask && p_.allowed != nullptr, edited = kHasEdits && p_.edited != nullptr;
+    if (!masked && !edited) return;
+    std::uint32_t words[kMaskWords];
+    __syncwarp();  // the lanes have read the bits of the previous group
+    if (masked) {
+      allowed_in_leaf(p_.allowed + row * p_.allowed_stride, own_.first, own_.columns, words);
+      mine_.allowed[lane_] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    if (edited) {
+      allowed_in_leaf(p_.edited + row * edit_words(p_.vocab_size), own_.first, own_.columns, words);
+      mine_.edited[lane_] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    __syncwarp();
+  }
+  // The bits of a leaf, from the lane's chain on: the lane's k-th column has bit k % 4 * kNumChains of word k / 4.
+  __device__ __forceinline__ void bits_from_chain(const uint4& of, std::uint32_t (&words)[kMaskWords]) const {
+    words[0] = of.x >> chain_;
+    words[1] = of.y >> chain_;
+    words[2] = of.z >> chain_;
+    words[3] = of.w >> chain_;
+  }
+  static __device__ __forceinline__ bool has_bit(const std::uint32_t (&words)[kMaskWords], int k) {
+    return (words[k / 4] & 1u << (k % 4 * kNumChains)) != 0;
+  }
+  // z of the lane's columns, with -Inf for missing ones. at: the leaf's number in the group.
+  __device__ __forceinline__ void load(int i, const LeafSpan& leaf, int at, float (&z)[kLeafSteps]) const {
     const Storage* const from = logits_ + leaf.first + chain_;
+    if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from where its z lies
+      const std::int64_t row = work_.chunk.first + i;
+      const float* const edits = p_.edits + row * p_.vocab_size + leaf.first + chain_;
+      std::uint32_t words[kMaskWords];
+      bits_from_chain(mine_.edited[at], words);
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        const float* const column = has_bit(words, k) ? edits : reinterpret_cast<const float*>(from);
+        z[k] = k * kNumChains + chain_ < leaf.columns ? column[k * kNumChains] : -infinity();
+      }
+      return;
+    }
     if (__all_sync(kAllLanes, leaf.columns == kLeafColumns)) {
 #pragma unroll
       for (int k = 0; k < kLeafSteps; ++k) z[k] = T::load(from[k * kNumChains]);
@@ -103,27 +145,14 @@ class LeafScan {
         z[k] = k * kNumChains + chain_ < leaf.columns ? T::load(from[k * kNumChains]) : -infinity();
       }
     }
-    if (kPass == ScanPass::kRaw || p_.edited == nullptr) return;
-    const std::int64_t row = work_.chunk.first + i;
+  }
+  // Drops the lane's columns that are not allowed. at: the leaf's number in the group.
+  __device__ __forceinline__ void drop(int at, float (&z)[kLeafSteps]) const {
     std::uint32_t words[kMaskWords];
-    allowed_in_leaf(p_.edited + row * edit_words(p_.vocab_size), leaf.first, leaf.columns, words);
-    const float* const edits = p_.edits + row * p_.vocab_size + leaf.first;
-    if ((words[0] | words[1] | words[2] | words[3]) == 0) return;
-    each_own_bit(words, [&](int k) { z[k] = edits[k * kNumChains + chain_]; });
-  }
-  // Calls fn(k) for the lane's columns with a bit.
-  template <class F>
-  __device__ __forceinline__ void each_own_bit(const std::uint32_t (&words)[kMaskWords], F fn) const {
+    bits_from_chain(mine_.allowed[at], words);
 #pragma unroll
     for (int k = 0; k < kLeafSteps; ++k) {
-      if ((words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) != 0) fn(k);
-    }
-  }
-  // Drops the lane's columns without a bit.
-  __device__ __forceinline__ void drop(const std::uint32_t (&words)[kMaskWords], float (&z)[kLeafSteps]) const {
-#pragma unroll
-    for (int k = 0; k < kLeafSteps; ++k) {
-      if ((words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) == 0) z[k] = -infinity();
+      if (!has_bit(words, k)) z[k] = -infinity();
     }
   }
   __device__ __forceinline__ float sum_of_chains(float sum) const {
@@ -146,17 +175,12 @@ class LeafScan {
     const bool samples = kPass == ScanPass::kFirst && takes_sample(p_, want, work_.chunk);
     float* const sample = reinterpret_cast<float*>(work_.chunk.listed + i * work_.chunk.most_listed);
     const float c = log2_scale(want.temperature);
-    const std::int32_t* const allowed = masked ? p_.allowed + row * p_.allowed_stride : nullptr;
 #pragma unroll 1
     for (int base = first_leaf(); base < leaves_; base += step()) {
       const LeafSpan leaf = span_of(base + quarter_);
       float z[kLeafSteps];
-      load(i, leaf, z);
-      if (masked) {
-        std::uint32_t words[kMaskWords];
-        allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
-        drop(words, z);
-      }
+      load(i, leaf, base + quarter_, z);
+      if (masked) drop(base + quarter_, z);
       if (samples && leaf.columns > 0) {
         // A run of eight columns, whose place differs between neighbouring leaves.
         const bool odd = (quarter_ & 1) != 0, high = (quarter_ & 2) != 0;
@@ -179,21 +203,20 @@ class LeafScan {
       }
     }
     barrier();
-    if (ends()) store_leaves(i, allowed, has_node, has_top, has_mask);
+    if (ends()) store_leaves(i, masked, has_node, has_top, has_mask);
     barrier();
   }
   // Stores the results of the first pass or the raw pass.
-  __device__ __forceinline__ void store_leaves(int i, const std::int32_t* allowed, bool has_node, bool has_top,
-                                               bool has_mask) const {
+  __device__ __forceinline__ void store_leaves(int i, bool masked, bool has_node, bool has_top, bool has_mask) const {
     const bool exists = own_.columns > 0;
     float* const nodes = work_.chunk.nodes + i * 4 * slots_;
     const float2 node = exists ? s_.nodes[lane_] : make_float2(-infinity(), 0.0f);
     if (exists && has_top) nodes[2 * slots_ + slot_] = s_.tops[lane_];
     if (exists && has_mask) {
       std::uint32_t words[kMaskWords];
-      allowed_in_leaf(allowed, own_.first, own_.columns, words);
+      allowed_in_leaf(static_cast<const std::int32_t*>(nullptr), own_.first, own_.columns, words);
       reinterpret_cast<uint4*>(work_.chunk.masks)[i * slots_ + slot_] =
-          make_uint4(words[0], words[1], words[2], words[3]);
+          masked ? mine_.allowed[lane_] : make_uint4(words[0], words[1], words[2], words[3]);
     }
     if (has_node) store_nodes(nodes, exists, node);
   }
@@ -238,19 +261,14 @@ class LeafScan {
     const MassRow of_row(p_, row, work_.chunk, i);
     const float addend = Chains<kExp, false>::addend(of_row.m);
     const bool bounded = of_row.high < infinity();  // otherwise no column is above the bracket
-    const std::int32_t* const allowed = p_.allowed ? p_.allowed + row * p_.allowed_stride : nullptr;
-    MassSum total, above;  // a lane adds 128 columns at most
-    int size = 0;          // columns in inside_
+    MassSum total, above;                           // a lane adds 128 columns at most
+    int size = 0;                                   // columns in `inside`
 #pragma unroll 1
     for (int base = first_leaf(); base < leaves_; base += step()) {
       const LeafSpan leaf = span_of(base + quarter_);
       float z[kLeafSteps];
-      load(i, leaf, z);
-      if (allowed != nullptr) {
-        std::uint32_t words[kMaskWords];
-        allowed_in_leaf(allowed, leaf.first, leaf.columns, words);
-        drop(words, z);
-      }
+      load(i, leaf, base + quarter_, z);
+      if (p_.allowed != nullptr) drop(base + quarter_, z);
       const int place = place_of(slot_of(base + quarter_), chain_);
       size = bounded ? add_masses<true>(of_row, addend, i, place, size, z, &total, &above)
                      : add_masses<false>(of_row, addend, i, place, size, z, &total, &above);
@@ -259,49 +277,58 @@ class LeafScan {
     add_sums(total.value(), above.value(), i);
   }
   // Adds the masses of the lane's columns, whose first one has this place. Columns in the bracket go behind the `size`
-  // ones in inside_. Returns the new size.
+  // ones in `inside`. Returns the new size.
   template <bool kBounded>
   __device__ __forceinline__ int add_masses(const MassRow& row, float addend, int i, int place, int size,
-                                            float (&z)[kLeafSteps], MassSum* total, MassSum* above) const {
-    constexpr int kHalf = kLeafSteps / 2;  // columns whose masses registers hold
-#pragma unroll 1
-    for (int half = 0; half < 2; ++half, place += kHalf * kNumChains) {
-      if (size > kMostInside - kHalf * kWarp) {
-        list(size, i);
-        size = 0;
-      }
+                                            const float (&z)[kLeafSteps], MassSum* total, MassSum* above) const {
+    int count = 0;  // the lane's columns in the bracket
 #pragma unroll
-      for (int k = 0; k < kHalf; ++k) {
-        // The hardware's exponential, too, gives no mass below the clamp.
-        const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
-        const float e = Chains<kExp, false>::exponential(clamped, row.c, addend);
-        const bool is_above = kBounded && z[k] >= row.high;
-        total->add(e);
-        if constexpr (kBounded) above->add(e, is_above);
-        const bool is_inside = z[k] >= row.low && !is_above;
-        const unsigned have = __ballot_sync(kAllLanes, is_inside);
-        if (is_inside) {
-          inside_[size + set_bits_of(have & ((1u << lane_) - 1))] = make_uint2(
-              static_cast<std::uint32_t>(rlk::bits_of(z[k])), static_cast<std::uint32_t>(place + k * kNumChains));
-        }
-        size += set_bits_of(have);
-        z[k] = z[kHalf + k];
-      }
+    for (int k = 0; k < kLeafSteps; ++k) {
+      // The hardware's exponential, too, gives no mass below the clamp.
+      const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
+      const double mass = MassSum::units_of(Chains<kExp, false>::exponential(clamped, row.c, addend));
+      total->add(mass);
+      if constexpr (kBounded) above->add_from(row.high, z[k], mass);
+      count += z[k] >= row.low && (!kBounded || z[k] < row.high) ? 1 : 0;
     }
-    return size;
+    if (!__any_sync(kAllLanes, count > 0)) return size;
+    int end = count;
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const int before = __shfl_up_sync(kAllLanes, end, d);
+      end += lane_ >= d ? before : 0;
+    }
+    const int all = __shfl_sync(kAllLanes, end, kWarp - 1);
+    if (size + all > kMostInside) {
+      list(size, i);
+      size = 0;
+    }
+    std::uint32_t to = shared_address(mine_.inside + size + end - count);
+#pragma unroll
+    for (int k = 0; k < kLeafSteps; ++k) store_inside(row, z[k], place + k * kNumChains, &to);
+    return size + all;
   }
-  // Lists the warp's `size` columns in inside_.
+  // Stores a column, if it is in the bracket, and moves `to` behind it. No branch costs the other lanes' time.
+  static __device__ __forceinline__ void store_inside(const MassRow& row, float z, int place, std::uint32_t* to) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ge.f32 p, %1, %2;\n\tsetp.lt.and.f32 p, %1, %3, p;\n\t"
+        "@p st.shared.v2.b32 [%0], {%4, %5};\n\t@p add.u32 %0, %0, 8;\n\t}"
+        : "+r"(*to)
+        : "f"(z), "f"(row.low), "f"(row.high), "r"(rlk::bits_of(z)), "r"(place)
+        : "memory");
+  }
+  // Lists the warp's `size` columns in `inside`.
   __device__ __forceinline__ void list(int size, int i) const {
     if (size == 0) return;
     std::uint32_t at = 0;
     if (lane_ == 0) at = atomicAdd(&bracket_of(work_.chunk.firsts, i)->listed, static_cast<std::uint32_t>(size));
     at = __shfl_sync(kAllLanes, at, 0);
-    __syncwarp();  // orders the accesses of inside_, like the barrier at the end
+    __syncwarp();  // orders the accesses of `inside`, like the barrier at the end
     std::uint64_t* const to = work_.chunk.listed + i * work_.chunk.most_listed + at;
     if (at + size <= work_.chunk.most_listed) {
 #pragma unroll 1
       for (int k = lane_; k < size; k += kWarp) {
-        const uint2 column = inside_[k];
+        const uint2 column = mine_.inside[k];
         to[k] = rank_of(float_of(static_cast<std::int32_t>(column.x)), static_cast<int>(column.y));
       }
     }
@@ -346,7 +373,7 @@ class LeafScan {
       LeafSpan leaf = span_of(at);
       if (!takes) leaf.columns = 0;
       float z[kLeafSteps];
-      load(i, leaf, z);
+      load(i, leaf, at, z);
       std::uint32_t words[kMaskWords];
       const SoftmaxStats stats = test.find_in_lanes(z, slot, leaf.first, leaf.columns, s_.tops[at], words);
       if (takes && chain_ == 0) {
@@ -370,7 +397,7 @@ class LeafScan {
   const GroupGrid& grid_;
   const ScanWork& work_;
   Shared& s_;
-  uint2* const inside_;
+  Shared& mine_;  // the warp's own element
   const bool& together_;
   const int lane_, chain_, quarter_;
   const std::int64_t slots_;
@@ -384,14 +411,14 @@ class LeafScan {
 };
 
 // Number of blocks that fit on a multiprocessor. The pass over kept columns needs more registers than the first pass.
-// On sm_80 it needs yet more, and so does the pass over masses.
-template <ScanPass kPass>
+// On sm_80 it needs yet more, and so does the pass over masses, which elsewhere needs more for the portable exponential.
+template <ScanPass kPass, Exp kExp>
 constexpr int kLeafScanBlocks = kPass == ScanPass::kKept     ? RLK_CUDA_SM90 ? 3 : 2
-                                : kPass == ScanPass::kMasses ? RLK_CUDA_SM90 ? 4 : 3
+                                : kPass == ScanPass::kMasses ? RLK_CUDA_SM90&& kExp == Exp::kHardware ? 4 : 3
                                                              : 4;
 
 template <class T, Exp kExp, ScanPass kPass>
-__global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass>)
+__global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass, kExp>)
     sample_leaf_scan_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                             const __grid_constant__ ScanWork work, const __grid_constant__ bool together) {
   using Scan = LeafScan<T, kExp, kPass>;
@@ -416,7 +443,8 @@ void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
     run_scan<T, kExp, kPass, kAfter>(p, grid, chunk, stream);
   } else {
     const ScanWork work = scan_work(p, chunk, grid);
-    const int most = multiprocessors(current_device()) * kLeafScanBlocks<kPass>, blocks = std::min(most, work.tasks);
+    const int most = multiprocessors(current_device()) * kLeafScanBlocks<kPass, kExp>,
+              blocks = std::min(most, work.tasks);
     // Few groups would leave most warps without work.
     const bool together = work.tasks <= kLeafScanWarps / 2 * most;
     launch_dependent<kAfter && RLK_CUDA_ARCH::kOverlap>(sample_leaf_scan_kernel<T, kExp, kPass>, blocks,

@@ -41,9 +41,20 @@ class MassSum {
   // Adds the mass of e if `takes`. A subnormal e has no mass: neither e nor the double that its bits give reaches a
   // unit.
   __device__ __forceinline__ void add(float e, bool takes = true) {
+    const double units = units_of(e);
+    sum_ = __dadd_rz(sum_, __hiloint2double(takes ? __double2hiint(units) : 0, __double2loint(units)));
+  }
+  // The double of e that add() takes.
+  static __device__ __forceinline__ double units_of(float e) {
     const auto bits = static_cast<std::uint32_t>(bits_of(e));
-    const auto high = static_cast<int>((bits >> 3) + 0x38000000u);
-    sum_ = __dadd_rz(sum_, __hiloint2double(takes ? high : 0, static_cast<int>(bits << 29)));
+    return __hiloint2double(static_cast<int>((bits >> 3) + 0x38000000u), static_cast<int>(bits << 29));
+  }
+  __device__ __forceinline__ void add(double units) { sum_ = __dadd_rz(sum_, units); }
+  // Adds the mass of a column whose z is at least `least`.
+  __device__ __forceinline__ void add_from(float least, float z, double units) {
+    asm("{\n\t.reg .pred p;\n\tsetp.ge.f32 p, %1, %2;\n\t@p add.rz.f64 %0, %0, %3;\n\t}"
+        : "+d"(sum_)
+        : "f"(z), "f"(least), "d"(units));
   }
   __device__ __forceinline__ std::uint64_t value() const {
     return static_cast<std::uint64_t>(__double_as_longlong(sum_)) & ((std::uint64_t{1} << 52) - 1);

@@ -13,7 +13,7 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
   using Base = RowTop<BlockTeam<kRowThreads>, T, kRaw>;
 
  public:
-  using Base::is_allowed, Base::has_edits, Base::edited;
+  using Base::is_allowed, Base::has_edits, Base::is_edited, Base::edit_at;
   __device__ __forceinline__ float logit_at(int column) const { return T::load(this->logits_[column]); }
 
   __device__ BestOfRow(const SampleParams& p, std::int64_t row, FinishShared* shared, std::uint32_t* mask,

@@ -17,6 +17,13 @@ constexpr int kKeptThreads = 512;
 // selection and tree; the tree alone; the tree over few leaves; or the levels above the leaves' nodes.
 enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew, kForRoots };
 
+// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
+// cannot compute them earlier, where they would occupy registers.
+__device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // Whether the masses of the row's present columns alone decide which column is the last kept one.
 __device__ __forceinline__ bool cuts_by_mass(const SampleParams& p, const SampleRow& want) {
   return !want.greedy && want.top_p < 1.0f && (want.top_k <= 0 || want.top_k >= p.valid_vocab) &&

@@ -116,10 +116,11 @@ class SampleColumns {
     return p_.edited != nullptr;
   }
   // z of column j, given its logit `z`. Requires has_edits().
-  RLK_DEVICE float edited(std::int64_t j, float z) const {
-    const std::uint32_t word = p_.edited[row_ * edit_words(p_.vocab_size) + j / 32];
-    return (word >> (j % 32) & 1) != 0 ? p_.edits[row_ * p_.vocab_size + j] : z;
+  RLK_DEVICE float edited(std::int64_t j, float z) const { return is_edited(j) ? edit_at(j) : z; }
+  RLK_DEVICE bool is_edited(std::int64_t j) const {
+    return (p_.edited[row_ * edit_words(p_.vocab_size) + j / 32] >> (j % 32) & 1) != 0;
   }
+  RLK_DEVICE float edit_at(std::int64_t j) const { return p_.edits[row_ * p_.vocab_size + j]; }
   RLK_DEVICE bool is_allowed(std::int64_t j) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
   }
