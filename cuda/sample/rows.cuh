@@ -7,6 +7,9 @@
 #include "finish_kernels.cuh"
 #include "launches.cuh"
 #include "leaf_scan.cuh"
+#if RLK_CUDA_SM90
+#include "cluster_run_sm90.cuh"
+#endif
 
 namespace rlk::cuda {
 namespace {  // one copy per architecture
@@ -45,6 +48,9 @@ namespace RLK_CUDA_ARCH {
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   const GroupGrid grid = grid_of(p);
+#if RLK_CUDA_SM90
+  if (run_cluster_rows<T, kExp>(p, grid, chunk, stream)) return;
+#endif
   const Waiting waiting = waiting_of(p);
   // Calls without a list lose up to 3 us at 256 rows if their scan begins early.
   if (waiting == Waiting::kRarely) {

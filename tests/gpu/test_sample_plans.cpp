@@ -51,7 +51,7 @@ struct Call {
     std::mt19937 random(seed_of_call);
     const auto pick = [&](auto... x) { return chosen(&random, {x...}); };
     const auto rows = pick(std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, std::int64_t{60});
-    const std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000);
+    const std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000, 70000);
     p.num_rows = rows;
     p.vocab_size = vocab;
     p.valid_vocab = random() % 3 == 0 ? 1 + random() % vocab : vocab;
