@@ -545,7 +545,9 @@ struct PolicyTokenTerms : EverySum {
           of_l = MaskOf<F>(zero == zero);
         } else if (shared) {
           const F own = is_weighted ? scaled_by(k.value, u) : k.value;
-          others = scaled_by(mul_rn(share, x.ratio), sub_rn(broadcast<F>(f.kl_sum), own));
+          // An infinite K decides this token's slope alone; its difference to an infinite sum would be NaN.
+          const F rest = sub_rn(broadcast<F>(f.kl_sum), own);
+          others = select(abs_of(own) == broadcast<F>(infinity()), zero, scaled_by(mul_rn(share, x.ratio), rest));
         }
         k = kl_times_ratio<false>(s.kl, straight_through, k, l, ref, o, s.kl_input_limit, {log, ratio, share, of_l});
       }
