@@ -131,6 +131,7 @@ def calls() -> dict[tuple[str, str], Any]:
     }  # fmt: skip
     for k in ("k1", "k2", "k3", "abs"):
         specs[f"kl {k}"] = s(kl=k, kl_coef=0.1)
+        specs[f"kl {k}, kl_times_ratio, sequence"] = s(kl=k, kl_coef=0.1, kl_times_ratio=True, level="sequence")
     specs["kl k3, kl_coef 0"] = s(kl="k3")
     specs["kl k3, kl_clamp"] = s(kl="k3", kl_coef=0.1, kl_clamp=10.0)
     specs["kl k3, kl_times_ratio"] = s(kl="k3", kl_coef=0.1, kl_times_ratio=True)
