@@ -299,7 +299,8 @@ class Reference {
           const bool of_token = s_.level == rlk::RatioLevel::kToken;
           float share = outside(slope1, r1, r1) ? 0.0f : 1.0f;
           if (shares && share != 0.0f && s_.level == rlk::RatioLevel::kGeometric) share = 1.0f / tokens;
-          if (shares) others = times(share * r1, kl_sum - by_weight(value_of, x));
+          const float own = by_weight(value_of, x);  // if infinite, it alone decides this token's slope
+          if (shares && !std::isinf(own)) others = times(share * r1, kl_sum - own);
           std::tie(value_of, along) =
               kl_times_ratio(x, value_of, along, of_token ? -log_ratio : log_of_sequence, of_token, r1, share);
         }

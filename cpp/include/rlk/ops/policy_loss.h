@@ -60,8 +60,8 @@
 // over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is
 // 0. kl_times_ratio passes K to all tokens of such a sequence, with the share h = 1 or 1 / n. A token's own K gives
 // fl(fl(h min(K, largest)) + K_l) * r, or fl(-(e * r) - fl(1 - h) * (K r)) for k3. The other tokens' K give fl(h
-// r') * fl(sum(K) - K). Both take the K of min(e, 80). d_entropy = -entropy_coef weight. With entropy_token_mean the
-// weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
+// r') * fl(sum(K) - K), or +0 where K is infinite. Both take the K of min(e, 80). d_entropy = -entropy_coef weight. With
+// entropy_token_mean the weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
 // Loss: each sequence's sum(P), sum(K) and sum(H) times its weight, summed over sequences, give policy, kl and entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
