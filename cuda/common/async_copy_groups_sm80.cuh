@@ -5,7 +5,7 @@
 
 namespace rlk::cuda {
 
-// Copies the first `bytes` of 16 bytes from global memory and sets the others to 0. The source is aligned to 16 bytes.
+// Copies the first `bytes` of 16 bytes from global memory and sets the rest of the 16 to 0. The source is aligned to 16 bytes.
 // If `bytes` is 0, nothing is read.
 __device__ __forceinline__ void copy_async_16_or_less(std::uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)

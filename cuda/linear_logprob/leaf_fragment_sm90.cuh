@@ -72,8 +72,8 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
 }
 
 // A lane's shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h) gives the lane's two columns of row h
-// among the eight from 8 j on, or -Inf past the end. Maxima and chains of both rows are interleaved: one by one each
-// would wait for its shuffles.
+// among the eight from 8 j on, or -Inf past the end. Maxima and chains of both rows are interleaved, so that
+// one row computes while the other waits for its shuffles.
 template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {

@@ -21,8 +21,8 @@ RLK_DEVICE float attention_probability(float t, Exp exp) {
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 
-  // Merges the sink into a row after its last split. It changes l and m here. The caller applies the returned merge to
-  // each sum by operator()(sum, 0).
+  // Merges the sink into a row after its last split. This function changes l and m. The caller applies the returned
+  // merge to each sum by operator()(sum, 0).
   RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
     const AttentionMerge merge(*row_m, m);
     *row_l = merge(*row_l, l);

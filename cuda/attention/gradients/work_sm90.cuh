@@ -400,7 +400,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
   }
 }
 
-// One of two warps that add the tiles' dq to the sums in memory. Each takes every other tile. Each waits for its turn,
+// One of two warps that add the tiles' dq to the sums in memory. Each warp takes every other tile. It waits for its turn,
 // since blocks of keys add in descending order.
 template <class Tile>
 __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, const GradientCall& call,

@@ -164,7 +164,7 @@ class GroupRows : MmaForward<T, Tile> {
   using Rows = MmaForward<T, Tile>;
   using Rows::p_, Rows::sees_, Rows::reference_, Rows::chains_, Rows::sums_;
 
-  // Stores rows that see a key of the split. The merge reads no others.
+  // Stores rows that see a key of the split. The merge reads only these rows.
   __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
