@@ -396,12 +396,18 @@ RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int
 }
 
 // Writes the partial of a tile from this wave's part. With of_wave the wave has the whole tile; otherwise the waves of
-// a block combine their parts in of_waves.
+// a block combine their parts in of_waves. With kFewAtOnce a later pass reads whole vectors, so the padding of the
+// partial is written, too.
 template <class Gpu>
 RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* partial, WaveResults* of_waves) {
   constexpr int kWaves = kTokenWaves<Gpu>;
+  constexpr int kUsedWords = 8 + kTokenCounts + kTokenMaxima, kWords = sizeof(TilePartial<8>) / 4;
   const int thread = Gpu::thread(), wave = thread / Gpu::kLanes, lane = thread % Gpu::kLanes;
   TilePartial<8>& to = *partial;
+  if constexpr (Gpu::kFewAtOnce) {
+    const int word = kUsedWords + (of_wave ? lane : thread);
+    if (word < kWords) reinterpret_cast<std::uint32_t*>(partial)[word] = 0;
+  }
   if (of_wave) {
     if (lane < kLowerSums) {
       to.sum[sum_index(lane)] = of.sum[0];
