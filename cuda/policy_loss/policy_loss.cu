@@ -13,6 +13,7 @@ template <PolicyForm kForm>
 constexpr TermsKernel<PolicyBatch> kPolicyTerms =
     token_terms_kernel<PolicyBatch, kForm == PolicyForm::kClipped ? 2 : 1, PolicyTokenTerms<kForm>>;
 
+constexpr int kScaledVec4s = 4;  // per thread: few blocks begin sooner, which is most of the time if the factor is 1
 __global__ void __launch_bounds__(kTokenThreads)
     scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
   allow_next_kernel();
@@ -42,8 +43,8 @@ void policy_loss_alone(const PolicyLossParams& p, const TokenPlan& plan, cudaStr
 }
 
 void scale_gradients(const ScaleGradientsParams& p, cudaStream_t stream) {
-  launch_dependent<kOverlap>(scale_gradients_kernel, static_cast<int>(map_blocks(p.count)), kTokenThreads, 0, stream,
-                             p);
+  const std::int64_t blocks = map_blocks((p.count + kScaledVec4s - 1) / kScaledVec4s);
+  launch_dependent<kOverlap>(scale_gradients_kernel, static_cast<int>(blocks), kTokenThreads, 0, stream, p);
   check(cudaGetLastError(), "launch of scale_gradients");
 }
 

@@ -113,40 +113,5 @@ __global__ void __launch_bounds__(kTokenThreads)
   if (thread == 0) w.partials[0][slot] = partial;
 }
 
-// The first pass of few sequences of plain arrays: a block counts the tokens of a sequence. The next kernel begins once
-// the kernels before this one are done, and adds up the counts itself (plain_counted_kernel).
-template <class Batch>
-__global__ void __launch_bounds__(kTokenThreads)
-    few_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w) {
-  using Terms = typename Batch::Statistics;
-  __shared__ unsigned of_waves[kTokenWaves<TokenGpu>];
-  wait_for_previous_kernel();
-  allow_next_kernel();
-  const Sequences& q = Terms::sequences(p);
-  const TokenMask& mask = Terms::mask(p);
-  const auto length = static_cast<int>(q.num_tokens), thread = static_cast<int>(threadIdx.x);
-  const auto* const from = static_cast<const unsigned char*>(mask.data) + blockIdx.x * mask.row_stride * mask.bytes;
-  unsigned count = thread == 0 ? static_cast<unsigned>(length) : 0;
-  if (mask.data != nullptr) count = count_tokens(mask, from, length, thread, kTokenThreads);
-  count = sum_over_block(count, of_waves);
-  if (thread == 0) w.factors[blockIdx.x].tokens = count;
-}
-// The totals of few sequences whose tokens few_counts_kernel has counted. Each warp computes the totals, without a
-// barrier.
-template <class Batch>
-__device__ __forceinline__ PolicyTotals totals_of_few(const Sequences& q, const typename Batch::Factors* factors) {
-  constexpr int kLanes = TokenGpu::kLanes;
-  const auto lane = static_cast<int>(threadIdx.x) % kLanes, count = static_cast<int>(q.num_sequences);
-  unsigned tokens = 0, sequences = 0;
-#pragma unroll
-  for (int i = 0; i < kFewSequences / kLanes; ++i) {
-    const int s = lane + i * kLanes;
-    const unsigned of = s < count ? static_cast<unsigned>(factors[s].tokens) : 0;
-    tokens += of;
-    sequences += of > 0 ? 1 : 0;
-  }
-  return {TokenGpu::sum_over_wave(tokens), TokenGpu::sum_over_wave(sequences)};
-}
-
 }  // namespace
 }  // namespace rlk::cuda

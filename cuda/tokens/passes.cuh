@@ -135,14 +135,17 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The dynamic shared memory of this kernel. follows_counts: this kernel needs only the results of few_counts_kernel.
+// The pass over tokens, with its dynamic shared memory. `weigh`, if given, weights the pass's outputs and computes the
+// sums, with `weigh_blocks` blocks; no pass comes before.
 template <class Batch>
 struct TermsLaunch {
-  TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, bool follows = false)
-      : kernel(launched), shared_bytes(bytes), follows_counts(follows) {}
+  using Weigh = void (*)(typename Batch::Params, TokenWorkspace<Batch>, int);
+  TermsLaunch(TermsKernel<Batch> launched, int bytes = 0, Weigh weighs = nullptr, int blocks = 0)
+      : kernel(launched), shared_bytes(bytes), weigh(weighs), weigh_blocks(blocks) {}
   TermsKernel<Batch> kernel;
   int shared_bytes;
-  bool follows_counts;
+  Weigh weigh;
+  int weigh_blocks;
 };
 
 inline TokenPasses token_passes(const Sequences& q, const TokenPlan& plan) {
@@ -172,13 +175,12 @@ class TokenLaunches {
 
   void run(const TermsLaunch<Batch>& terms) {
     const auto [slots, token_blocks, sequence_blocks, lanes] = passes_;
+    if (terms.weigh != nullptr) {
+      run_terms(terms);
+      return launch(terms.weigh, terms.weigh_blocks, kTokenThreads, tile_);
+    }
     if constexpr (kHasStatistics<Batch>) {
-      bool is_counted = false;
-      if constexpr (requires(typename Batch::Factors f) { f.tokens; }) {
-        is_counted = terms.follows_counts;
-        if (is_counted) launch(few_counts_kernel<Batch>, Batch::sequences(p_).num_sequences, kTokenThreads);
-      }
-      if (!is_counted && Batch::needs_pass_before(p_)) {
+      if (Batch::needs_pass_before(p_)) {
         launch(Batch::counts_alone(p_) ? token_counts_kernel<Batch> : token_statistics_kernel<Batch>,
                token_blocks > 0 ? token_blocks : 1, kTokenThreads, slots, tile_);
         launch(token_sequences_kernel<Batch>, sequence_blocks, kGatherThreads, tile_, lanes);

@@ -131,18 +131,6 @@ class PlainCopies {
     const uint4 bits = *slot(stage, i);
     return {{__uint_as_float(bits.x), __uint_as_float(bits.y), __uint_as_float(bits.z), __uint_as_float(bits.w)}};
   }
-  // Keeps a step's output and mask in place of its inputs, which have been read.
-  __device__ __forceinline__ void keep(int stage, const Vec4& out, const Vec4Mask& mask) const {
-    static_assert(kInputs >= 2);
-    const auto bits = [](float x) { return __float_as_uint(x); };
-    *slot(stage, 0) = {bits(out.v[0]), bits(out.v[1]), bits(out.v[2]), bits(out.v[3])};
-    const std::int32_t* const of = mask.v;
-    *slot(stage, 1) = make_uint4(of[0], of[1], of[2], of[3]);
-  }
-  __device__ __forceinline__ Vec4Mask kept_mask(int stage) const {
-    const uint4 of = *slot(stage, 1);
-    return {{static_cast<int>(of.x), static_cast<int>(of.y), static_cast<int>(of.z), static_cast<int>(of.w)}};
-  }
   __device__ __forceinline__ Vec4Mask mask(int stage, bool is_float) const {
     Vec4Mask taken = {{-1, -1, -1, -1}};
     if (mask_bytes_ == 0) return taken;
@@ -182,10 +170,20 @@ class PlainCopies {
   bool is_given_;
 };
 
+// Outputs in which all bits are set for tokens that do not count. Arithmetic on CUDA gives no such NaN.
+__device__ __forceinline__ Vec4 marked(const Vec4& out, const Vec4Mask& taken) {
+  return vec4_of<Vec4>([&](int i) { return float_of(bits_of(out.v[i]) | ~taken.v[i]); });
+}
+__device__ __forceinline__ Vec4Mask not_marked(const Vec4& out) {
+  Vec4Mask taken;
+#pragma unroll
+  for (int i = 0; i < kVec4; ++i) taken.v[i] = ones_unless_zero(~bits_of(out.v[i]));
+  return taken;
+}
+
 // Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
-// kShared: `value` is the input of all functions. kKeeps: outputs are kept, at most one output of each stage, and not
-// stored.
-template <class Terms, bool kShared, bool kKeeps = false>
+// kShared: `value` is the input of all functions. kMarks: outputs of tokens that do not count are marked.
+template <class Terms, bool kShared, bool kMarks>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
                                                    const PlainCopies<Terms, kShared>& copies, float value,
@@ -218,11 +216,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
         counts[(i - 1) / 2] = add_if(condition.v[j], counts[(i - 1) / 2], i % 2 == 1 ? 1.0f : float{kOther});
       }
     });
-    if constexpr (kKeeps) {
-      copies.keep(stage, out, taken);
-    } else {
-      store_vec4_if(exists, output + at, out);
-    }
+    store_vec4_if(exists, output + at, kMarks ? marked(out, taken) : out);
 #pragma unroll
     for (int j = 0; j < kVec4; ++j) {
       tokens -= taken.v[j];
@@ -243,10 +237,16 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
     const int kept_steps = min(kKeptSteps, (left - begin + kStep - 1) / kStep);
     const int again = lane_again();
     float* to = of_warp + again * 4 + again / 16 * (kKeptHalf - 64);
+    const int end = begin + kept_steps * kStep;
+    if constexpr (kMarks) {  // few steps: their instructions are loaded once
 #pragma unroll 1
-    for (int at = begin, end = begin + kept_steps * kStep; at < end; at += 2 * kStep, to += 2 * kKeptStep) {
-      take_step(at, 0, to);
-      if (at + kStep < end) take_step(at + kStep, 1, to + kKeptStep);
+      for (int at = begin, stage = 0; at < end; at += kStep, to += kKeptStep, stage ^= 1) take_step(at, stage, to);
+    } else {
+#pragma unroll 1
+      for (int at = begin; at < end; at += 2 * kStep, to += 2 * kKeptStep) {
+        take_step(at, 0, to);
+        if (at + kStep < end) take_step(at + kStep, 1, to + kKeptStep);
+      }
     }
     const float of_kept = sum_of_kept(of_warp, kept_steps);
     sum = begin == 0 ? of_kept : __fadd_rn(sum, of_kept);
@@ -273,7 +273,8 @@ __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   return of_wave ? block * kTokenWaves<TokenGpu> + threadIdx.x / TokenGpu::kLanes : block;
 }
 
-template <class Batch, class Terms, int kLeastBlocks, bool kShared>
+// kWeights: without it outputs have the weight 1 and are marked, for weigh_few_kernel.
+template <class Batch, class Terms, int kLeastBlocks, bool kShared, bool kWeights>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
                         std::int64_t slots, int tile) {
@@ -302,75 +303,93 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   if (slot >= slots) return;
 #pragma unroll
   for (int i = 0; i < kPlainStages; ++i) copies.begin(i * TokenGpu::kLanes * kVec4, i);
-  const typename Batch::Factors factors =
-      Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
+  typename Batch::Factors factors;
+  if constexpr (kWeights) {
+    factors = Batch::template factors<Terms>(p, w.context(), Batch::needs_pass_before(p), s);
+  } else {
+    static_assert(!Terms::kOfSequence);
+    factors.weight = 1.0f;
+  }
   float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
   float value = 0.0f;
   if constexpr (kShared) {
     const PolicyTokens a = Terms::input(p, Terms::kShareable);
     value = a.data[std::int64_t{s} * a.sequence_stride];
   }
-  const WaveTokens of = plain_tokens<Terms>(p, factors, left, copies, value, output, shared->kept[wave]);
+  const WaveTokens of =
+      plain_tokens<Terms, kShared, !kWeights>(p, factors, left, copies, value, output, shared->kept[wave]);
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// Computes plain calls of few sequences whose weights need only the sequences' numbers of tokens (counts_few). This
-// kernel runs beside few_counts_kernel. Each warp computes outputs of weight 1 and keeps them over its one or two
-// steps, until the counts give the weights.
-template <class Batch, class Terms, bool kShared>
-__global__ void __launch_bounds__(kTokenThreads, 2)
-    plain_counted_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
-                         std::int64_t slots, int tile) {
-  extern __shared__ uint4 plain_memory[];
-  auto* const shared = reinterpret_cast<PlainShared<Terms>*>(plain_memory);
+// Numbers of tokens and of sequences that have a token, over the threads of a block: `tokens` of a thread's sequence.
+__device__ __forceinline__ PolicyTotals totals_over_block(unsigned tokens, uint2 (&of_waves)[kTokenWaves<TokenGpu>]) {
+  const uint2 of = {TokenGpu::sum_over_wave(tokens), TokenGpu::sum_over_wave(tokens > 0 ? 1u : 0u)};
+  if (threadIdx.x % TokenGpu::kLanes == 0) of_waves[threadIdx.x / TokenGpu::kLanes] = of;
+  __syncthreads();
+  uint2 sum = {0, 0};
+#pragma unroll
+  for (const uint2& x : of_waves) sum = {sum.x + x.x, sum.y + x.y};
+  return {sum.x, sum.y};
+}
+
+// The last kernel of plain calls of few sequences whose weights need only the sequences' numbers of tokens
+// (counts_few). The first block does the work of few_sums_kernel. Every other block weights kWeighed vec4s per thread,
+// which plain_tokens_kernel has marked. Each block adds up the numbers of tokens itself.
+constexpr int kWeighed = 4;
+template <class Batch, class Terms>
+__global__ void __launch_bounds__(kTokenThreads, 3)
+    weigh_few_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w, int tile) {
+  __shared__ FewShared<Batch> shared;
+  __shared__ unsigned tokens_of[kFewSequences];
+  __shared__ uint2 of_waves[kTokenWaves<TokenGpu>];
+  static_assert(kFewSequences <= kTokenThreads && Batch::kGroups == 1);
   allow_next_kernel();
-  constexpr int kLanes = TokenGpu::kLanes, kStep = kLanes * kVec4;
-  const Sequences& q = Terms::sequences(p);
-  const auto num_tokens = static_cast<int>(q.num_tokens);
-  const auto tiles = static_cast<unsigned>(tiles_of(num_tokens, tile));
-  const int wave = static_cast<int>(threadIdx.x) / kLanes, lane = static_cast<int>(threadIdx.x) % kLanes;
-  const bool of_wave = tile == kWaveTile<TokenGpu>;
-  const unsigned slot = slot_of_warp(of_wave), s = slot / tiles;
-  const bool exists = slot < slots;
-  const int of_warp = of_wave ? 1 << tile : (1 << tile) / kTokenWaves<TokenGpu>;
-  const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : wave * of_warp);
-  const int left = exists ? min(num_tokens - first, of_warp) : 0, mine = first + lane * kVec4;
-  const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
-#pragma unroll
-  for (int i = 0; i < kPlainStages; ++i) copies.begin(i * kStep, i);
-  float value = 0.0f;
-  if constexpr (kShared) {
-    const PolicyTokens a = Terms::input(p, Terms::kShareable);
-    if (exists) value = a.data[std::int64_t{s} * a.sequence_stride];
-  }
-  static_assert(!Terms::kOfSequence);
-  typename Batch::Factors factors;
-  factors.weight = 1.0f;
-  const WaveTokens of =
-      plain_tokens<Terms, kShared, true>(p, factors, left, copies, value, nullptr, shared->kept[wave]);
   wait_for_previous_kernel();
-  const PolicyTotals totals = totals_of_few<Batch>(q, w.factors);
-  if (blockIdx.x == 0 && threadIdx.x == 0) {
-    *w.shared = totals;  // for the sums
-    *w.finished = 0;
+  const Sequences& q = Batch::sequences(p);
+  const auto sequences = static_cast<unsigned>(q.num_sequences);
+  const bool has_sequence = threadIdx.x < sequences;
+  if (blockIdx.x == 0) {
+    PolicyTotals totals;
+    few_totals<TokenGpu>(p, w, tile, 0, kFewSequences, &shared, [&](const SequenceSums<8>(&of)[1]) {
+      totals = totals_over_block(has_sequence ? static_cast<unsigned>(of[0].count[kCountTokens]) : 0, of_waves);
+      return totals;
+    });
+    if (threadIdx.x < Batch::kResults) {
+      Batch::store(p, totals, shared.totals.total, static_cast<int>(threadIdx.x));
+    }
+    return;
   }
-  if (!exists) return;
-  set_weights(p, totals, w.factors[s].tokens, &factors);
-  float* const output = Terms::output(p) + std::int64_t{s} * num_tokens + mine;
+  const auto tiles = static_cast<unsigned>(tiles_of(q.num_tokens, tile));
+  const auto vectors = static_cast<unsigned>(q.num_tokens) / kVec4, all = vectors * sequences;
+  const unsigned first = (blockIdx.x - 1) * (kTokenThreads * kWeighed) + threadIdx.x;
+  float* const output = Terms::output(p);
+  Vec4 x[kWeighed];
 #pragma unroll
-  for (int i = 0; i < kPlainStages; ++i) {
-    if (i * kStep >= left - lane * kVec4) continue;
-    const Vec4 scaled = mul_rn(broadcast<Vec4>(factors.weight), copies.input(i, 0));
-    const Vec4 out = canonical_product(where(copies.kept_mask(i), scaled));
-    TokenGpu::store_vec4(output + i * kStep, either(factors.weight == 0.0f, broadcast<Vec4>(0.0f), out));
+  for (int i = 0; i < kWeighed; ++i) {
+    const unsigned at = first + i * kTokenThreads;
+    if (at < all) x[i] = TokenGpu::load_vec4(output + std::int64_t{at} * kVec4);
   }
-  store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
+  const TilePartial<8>* const partials = w.partials[0] + threadIdx.x * tiles;
+  unsigned tokens = 0;
+  if (has_sequence) {
+    tokens = partials[0].count[kCountTokens];
+    if (tiles > 1) tokens += partials[1].count[kCountTokens];
+  }
+  tokens_of[threadIdx.x] = tokens;
+  const PolicyTotals totals = totals_over_block(tokens, of_waves);
+#pragma unroll
+  for (int i = 0; i < kWeighed; ++i) {
+    const unsigned at = first + i * kTokenThreads;
+    if (at >= all) continue;
+    typename Batch::Factors factors;
+    set_weights(p, totals, tokens_of[at / vectors], &factors);
+    const Vec4 out = canonical_product(where(not_marked(x[i]), mul_rn(broadcast<Vec4>(factors.weight), x[i])));
+    TokenGpu::store_vec4(output + std::int64_t{at} * kVec4, either(factors.weight == 0.0f, broadcast<Vec4>(0.0f), out));
+  }
 }
 template <class Batch>
 bool counts_few(const typename Batch::Params& p, int tile) {
-  constexpr int kMost = kPlainStages * TokenGpu::kLanes * kVec4;  // tokens of a warp
-  return Batch::needs_pass_before(p) && Batch::counts_alone(p) && are_few(Batch::sequences(p), tile) &&
-         (tile == kWaveTile<TokenGpu> || (1 << tile) / kTokenWaves<TokenGpu> <= kMost);
+  return Batch::needs_pass_before(p) && Batch::counts_alone(p) && are_few(Batch::sequences(p), tile);
 }
 
 // With few blocks, a multiprocessor runs two without a register limit; with more blocks it runs three.
@@ -378,15 +397,19 @@ template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));
   if (counts_few<Batch>(p, plan.tile)) {
+    const Sequences& q = Batch::sequences(p);
+    constexpr int kEach = kTokenThreads * kWeighed * kVec4;
+    const auto blocks = static_cast<int>((q.num_slots() + kEach - 1) / kEach) + 1;
     const auto run_counted = [&](auto shared) {
-      constexpr auto* kKernel = &plain_counted_kernel<Batch, Terms, decltype(shared)::value>;
+      constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, 2, decltype(shared)::value, false>;
       RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
-      run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes, true}, stream);
+      run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes, weigh_few_kernel<Batch, Terms>, blocks}, stream);
     };
     return shares_input<Terms>(p) ? run_counted(std::true_type()) : run_counted(std::false_type());
   }
   const auto run = [&](auto blocks, auto shared) {
-    constexpr auto* kKernel = &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value, decltype(shared)::value>;
+    constexpr auto* kKernel =
+        &plain_tokens_kernel<Batch, Terms, decltype(blocks)::value, decltype(shared)::value, true>;
     RLK_CHECK(allow_shared_memory<kKernel>() >= kBytes, "the device has shared memory for the pass over tokens");
     run_token_passes<kOverlap, Batch>(p, plan, {kKernel, kBytes}, stream);
   };

@@ -68,13 +68,13 @@ RLK_HD void store_result(const PolicyLossParams& p, const PolicyTotals& totals, 
 
 struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
   static constexpr int kSums = kPolicyTotalSums, kMaxima = kPolicyMaxima, kResults = kPolicyResults;
-  using Context = TokenContext<PolicyBatch>;
   using Statistics = PolicyStatisticsTerms;
   static RLK_HD bool counts_alone(const Params& p) { return !needs_statistics(p.spec); }
   static RLK_HD Factors factors_of(const Params& p, std::int64_t, const SequenceSums<8>& of) {
     return policy_factors(p, of);
   }
   static RLK_HD PolicyTotalSums missing() { return {}; }
+  template <class Context>
   static RLK_HD PolicyTotalSums of_sequence(const Params& p, const Context& context, std::int64_t s,
                                             const SequenceSums<8> (&groups)[kGroups]) {
     const SequenceSums<8>& of = groups[0];
@@ -89,6 +89,7 @@ struct PolicyBatch : LossBatch<PolicyLossParams, PolicyFactors> {
     t.sum[kWeightedEntropy] = weighted(f.entropy_weight, of.sum[kSumEntropy]);
     return t;
   }
+  template <class Context>
   static RLK_HD void store(const Params& p, const Context& context, const PolicyTotalSums& t, int i) {
     store_result(p, totals_of(p, context), t, i);
   }

@@ -198,10 +198,11 @@ struct FewShared {
   TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
 };
 // A block of kTokenThreads computes the total of at most `most` sequences of few tiles, from `first` on. Each thread
-// sums one sequence; the block reads the partial results together.
-template <class Gpu, class Batch>
+// sums one sequence; the block reads the partial results together. All threads call share(sums of their sequence),
+// which returns the context of the totals.
+template <class Gpu, class Batch, class Share>
 RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
-                           std::int64_t first, int most, FewShared<Batch>* shared) {
+                           std::int64_t first, int most, FewShared<Batch>* shared, const Share& share) {
   static_assert(kFewSequences <= kTokenThreads);
   struct alignas(16) Vector {
     std::uint32_t v[4];
@@ -236,9 +237,15 @@ RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace
     Gpu::barrier();
     if (Gpu::thread() < left) of[g] = sums_of_few_tiles(shared->partials + Gpu::thread() * tiles, tiles);
   }
+  const auto context = share(of);
   static_assert((kFewTiles << kMostBlockTile<Gpu>) < 1 << 25);
   sum_totals<Gpu, Batch, kTokenWaves<Gpu>, false, Gpu::kFewAtOnce>(
-      left, &shared->totals, [&](int i) { return Batch::of_sequence(p, w.context(), first + i, of); });
+      left, &shared->totals, [&](int i) { return Batch::of_sequence(p, context, first + i, of); });
+}
+template <class Gpu, class Batch>
+RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
+                           std::int64_t first, int most, FewShared<Batch>* shared) {
+  few_totals<Gpu>(p, w, tile, first, most, shared, [&](const auto&) { return w.context(); });
 }
 // One block computes the total of all sequences (are_few).
 template <class Gpu, class Batch>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/tokens/terms.h"
 #include "rlk/tokens.h"
@@ -94,11 +95,15 @@ struct LossBatch {
     set_weights(p, totals, f.tokens, &f);
     return f;
   }
-  // Both numbers are 0 if no result depends on them.
+  // Both numbers are 0 if no result depends on them. The context may be the totals themselves.
   template <class Context>
   static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
     PolicyTotals totals = {0, 0};
-    if (needs_totals(p)) totals = *in_global(context.shared);
+    if constexpr (std::is_same_v<Context, PolicyTotals>) {
+      if (needs_totals(p)) totals = context;
+    } else {
+      if (needs_totals(p)) totals = *in_global(context.shared);
+    }
     return totals;
   }
   template <class Total>
