@@ -47,6 +47,7 @@ enum : int {  // sums of kMismatchDifferences
   kSumRollout,
   kSumRatioOfTokens,
   kSumChi2,
+  kSumRatioSquared,
   kDifferenceSums,
 };
 // Sums of kMismatchProbabilities: 1 minus the probabilities, then the probabilities; then the maxima in the same order.
@@ -92,7 +93,9 @@ struct MismatchTerms : EverySum {
       sum[kSumK3] = sub_rn(expm1(d), min_of(d, broadcast<F>(kLargestFloat)));
       sum[kSumTrain] = x;
       sum[kSumRollout] = y;
-      sum[kSumRatioOfTokens] = where(mask, exp(c));
+      const F ratio = where(mask, exp(c));
+      sum[kSumRatioOfTokens] = ratio;
+      sum[kSumRatioSquared] = mul_rn(ratio, ratio);
       sum[kSumChi2] = expm1(add_rn(c, c));
       sums->maximum[0] = sum[kSumDistance];
       const F large = broadcast<F>(infinity());
@@ -125,6 +128,7 @@ enum : int {
   kTotalK3,
   kTotalRatio,
   kTotalChi2,
+  kTotalRatioSquared,
   kTotalProbabilities,
   kTotalPplTrain = kTotalProbabilities + kProbabilitySums,
   kTotalPplRollout,
@@ -188,6 +192,7 @@ struct MismatchBatch {
     t.sum[kTotalK3] = of.sum[kSumK3];
     t.sum[kTotalRatio] = of.sum[kSumRatioOfTokens];
     t.sum[kTotalChi2] = of.sum[kSumChi2];
+    t.sum[kTotalRatioSquared] = of.sum[kSumRatioSquared];
     for (int i = 0; i < kProbabilitySums; ++i) {
       t.sum[kTotalProbabilities + i] = of_p.sum[i];
       t.maximum[kMostProbabilities + i] = of_p.maximum[i];
@@ -263,7 +268,7 @@ struct MismatchBatch {
     if ((i == kMismatchLogPplDiffMin || i == kMismatchLogPplDiffMax) && tokens == 0.0f) q.n = 0.0f;
     if (i == kMismatchEss) {
       const float ratio = quotient_or_zero(t.sum[kTotalRatio], tokens);
-      q = {mul_rn(ratio, ratio), add_rn(1.0f, quotient_or_zero(t.sum[kTotalChi2], tokens))};
+      q = {mul_rn(ratio, ratio), quotient_or_zero(t.sum[kTotalRatioSquared], tokens)};
     }
     if (t.count[kCountOfBadCuts] > 0) q.n = canonical_nan(), q.d = 1.0f;
     in_global(p.metrics)[i] = q.value();

@@ -57,7 +57,7 @@ constexpr float kEdges[] = {-1.0f, -0.1f, -0.01f, -0.001f, 0.001f, 0.01f, 0.1f, 
 bool other_bits(float x, float y) { return std::memcmp(&x, &y, 4) != 0 && !(std::isnan(x) && std::isnan(y)); }
 
 std::vector<float> reference(const Batch& b, float limit) {
-  constexpr int kTokenSums = 9, kSequenceSums = 8;  // the last four: 1 minus the probabilities, and probabilities
+  constexpr int kTokenSums = 10, kSequenceSums = 8;  // 5 to 8: 1 minus the probabilities, and probabilities
   std::vector<std::vector<float>> probabilities[4];
   std::vector<float> of_sequence[kTokenSums], scalars[kSequenceSums];
   std::int64_t tokens = 0, sequences = 0, differing = 0, nonfinite = 0, bins[rlk::kMismatchBins] = {};
@@ -84,6 +84,7 @@ std::vector<float> reference(const Batch& b, float limit) {
                               q,
                               rlk::exp(x),
                               rlk::exp(y),
+                              rlk::exp(c) * rlk::exp(c),
                               x,
                               y};
       for (int i = 0; i < kTokenSums + 2; ++i) terms[i].push_back(values[i]);
@@ -116,7 +117,7 @@ std::vector<float> reference(const Batch& b, float limit) {
   float sums[kTokenSums], means[kSequenceSums];
   for (int i = 0; i < kTokenSums; ++i) sums[i] = tree(of_sequence[i]);
   for (int i = 0; i < kSequenceSums; ++i) means[i] = over(tree(scalars[i]), count);
-  const float ratio = over(sums[3], n), chi2 = over(sums[4], n);
+  const float ratio = over(sums[3], n);
   float correlation = 0.0f;
   const int form[] = {sums[7] < sums[5] ? 2 : 0, sums[8] < sums[6] ? 3 : 1};
   const Deviations p(probabilities[form[0]], sums[5 + form[0]], tokens),
@@ -133,8 +134,8 @@ std::vector<float> reference(const Batch& b, float limit) {
                           -over(sums[0], n),
                           over(sums[2], n),
                           ratio,
-                          over(ratio * ratio, 1.0f + chi2),
-                          chi2,
+                          over(ratio * ratio, over(sums[9], n)),
+                          over(sums[4], n),
                           means[7],
                           means[0],
                           means[1],

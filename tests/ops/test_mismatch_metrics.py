@@ -72,6 +72,16 @@ def test_it_is_verls_where_verl_has_it() -> None:
     assert not beyond("mismatch_metrics", "metrics", found, np.array([float(x) for x in want.values()]))
 
 
+@pytest.mark.parametrize("shift", [0.0, -4.0, -8.0, -15.0, 8.0])
+def test_the_effective_sample_size_keeps_its_digits(shift: float) -> None:
+    """1 + chi2 has no digits of ratios far below 1. The share is that of the ratios without their common factor."""
+    train, rollout = rollouts(4, 50, seed=8)["train"], rollouts(4, 50, seed=9)["train"]
+    near = rollout + 0.3 * np.tanh(train)
+    ratio = np.exp((near + np.float32(shift)).astype(np.float64) - rollout)
+    got = rk.mismatch_metrics((near + np.float32(shift)).astype(np.float32), rollout).asdict()["ess"]
+    assert got == pytest.approx(ratio.mean() ** 2 / np.square(ratio).mean(), rel=1e-5)
+
+
 def test_packing_padding_and_strides_change_no_bit(device: str) -> None:
     padded, packed, cuts = ragged()
     want = run(tensors(padded, device)).vector.cpu()

@@ -66,7 +66,7 @@ def _metrics(rows: list[Any], limit: float) -> dict[str, float]:
         "kl": -d.mean(),
         "k3": (np.expm1(d) - d).mean(),
         "ratio_mean": ratio,
-        "ess": ratio**2 / (1 + chi2),
+        "ess": ratio**2 / np.exp(2 * c).mean() if ratio else 0.0,
         "chi2_token": chi2,
         "chi2_seq": np.expm1(2 * np.clip(sums, -limit, limit)).mean(),
         "ppl_train": np.exp(log_ppl[:, 0]).mean(),

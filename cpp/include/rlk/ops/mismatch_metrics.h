@@ -13,7 +13,8 @@
 // Metrics of tokens; sum(f) adds over a sequence, then over sequences
 //   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train));
 //   k3 = sum(expm1(d) - min(d, largest)) / N
-//   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N; ess = ratio_mean ratio_mean / (1 + chi2_token)
+//   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N
+//   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token has no digits where ratios are small
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/tokens/central_moments.h. It is
 //                 negated where P and Q have different forms, so it is the correlation of the probabilities. It is 0
 //                 where V_P or V_Q is 0, as for a constant
