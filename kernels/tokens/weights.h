@@ -37,10 +37,11 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// A scale divided by a denominator: 0 for a denominator of 0; NaN for a denominator that is negative, infinite or NaN.
+// A scale divided by a denominator: 0 for a denominator of 0; NaN for one that is negative, subnormal, infinite or NaN.
+// The inverse of a subnormal number may be infinite.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
-  return denominator > 0.0f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
+  return denominator >= 0x1p-126f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
 }
 // Weight of a token whose sequence has `n` tokens.
 template <class Params>

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 
 
+def is_divisor(x: Any) -> Any:
+    """Whether the elements are above 0, finite and not subnormal: the inverse of a subnormal number may be infinite."""
+    return (x >= 2.0**-126) & (x < float("inf"))
+
+
 class DenominatorStatus(enum.IntFlag):
     """Status of a loss whose denominator is on the device; without a bit, the loss is valid."""
 
     ZERO = 1  # nothing to divide by: loss and gradients are 0
-    NOT_A_DIVISOR = 2  # negative, infinite or NaN: the loss is NaN
+    NOT_A_DIVISOR = 2  # negative, subnormal, infinite or NaN: the loss is NaN
 
     @staticmethod
     def of(denominator: Any) -> Any:
@@ -23,8 +28,8 @@ class DenominatorStatus(enum.IntFlag):
             >>> rk.DenominatorStatus.of(torch.tensor([7.0, 0.0, -3.0, torch.nan]))
             tensor([0, 1, 2, 2], dtype=torch.int32)
         """
-        sound = (denominator >= 0) & (denominator < float("inf"))
-        bits = (denominator == 0) * 1 + (sound == 0) * 2
+        zero = denominator == 0
+        bits = zero * 1 + ((zero | is_divisor(denominator)) == 0) * 2
         if hasattr(bits, "astype"):
             return bits.astype("int32")
         return bits.int() if hasattr(bits, "int") else np.int32(bits)

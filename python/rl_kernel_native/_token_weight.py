@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _check, _cures, _dispatch
+from ._metrics import is_divisor
 
 
 def checked(token_weight: Any, like: Any, name: str) -> Any:
@@ -55,7 +56,7 @@ def weighed(
     if not mean:
         return weight, sequence_logprob(sums.reshape(1, -1)).sum
     xp: Any = _dispatch.torch_module() if _dispatch.is_tensor(weight) else _dispatch.namespace(weight, "token_weight")
-    sound = (sums > 0) & (sums < xp.inf)
+    sound = is_divisor(sums)
     share = xp.where(sound, counts / xp.where(sound, sums, 1.0), xp.where(sums == 0, 0.0, xp.nan))
     share = xp.asarray(share, dtype=xp.float32)
     if len(weight.shape) == 2:

@@ -1,8 +1,8 @@
 """Counts of 0 and denominators: one rule for every operator that divides.
 
 A Python number must be finite and above 0, otherwise it is a ValueError. An element on the device makes no call wait.
-A denominator of 0 gives loss and gradients of 0; a negative, infinite or NaN one gives NaN. Weights follow the same
-rule, except that a 0 is valid.
+A denominator of 0 gives loss and gradients of 0; a negative, subnormal, infinite or NaN one gives NaN. Weights follow
+the same rule, except that a 0 is valid.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def test_an_elements_zero_is_a_loss_of_zero(name: str, tokens: str) -> None:
         assert not array.any()
 
 
-@pytest.mark.parametrize("x", [-3.0, -math.inf, math.inf, math.nan])
+@pytest.mark.parametrize("x", [-3.0, 1e-40, -math.inf, math.inf, math.nan])
 @pytest.mark.parametrize("name", DIVIDES)
 def test_an_element_that_counts_nothing_is_nan(name: str, x: float) -> None:
     found = arrays_of(DIVIDES[name](element(name, x), TOKENS["some"]))

@@ -1,6 +1,6 @@
 """Denominators of losses, for every operator that takes a denominator. A number must be finite and above 0, otherwise
-it is an error. A 0 in an array gives a loss and gradients of 0, whatever the terms hold. A negative, infinite or NaN
-element gives NaN. Neither waits. DenominatorStatus reports which case it was."""
+it is an error. A 0 in an array gives a loss and gradients of 0, whatever the terms hold. A negative, subnormal,
+infinite or NaN element gives NaN. Neither waits. DenominatorStatus reports which case it was."""
 
 from __future__ import annotations
 
@@ -64,6 +64,8 @@ CALLS: dict[str, Call] = {
     "value_loss, huber": value(clip=0.2, loss_type="huber"),
     "linear_cross_entropy": cross_entropy,
 }
+NORMAL = float(np.finfo(np.float32).tiny)  # the smallest number whose inverse is finite in any case
+BELOW_NORMAL = float(np.nextafter(np.float32(NORMAL), np.float32(0)))
 BAD_TERMS = (-1.0, math.inf, -math.inf, math.nan)
 
 
@@ -77,7 +79,7 @@ def test_an_element_of_0_gives_0_whatever_the_terms_hold(dtype: Any, name: str, 
     assert not x.grad.any(), x.grad
 
 
-@pytest.mark.parametrize("wrong", [-3.0, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("wrong", [-3.0, 1e-45, 1e-40, BELOW_NORMAL, -1e-45, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", CALLS)
 def test_an_element_that_is_no_divisor_gives_nan(name: str, wrong: float, device: str) -> None:
     loss, x = CALLS[name](torch.tensor([wrong], device=device), device, -1.0)
@@ -93,7 +95,10 @@ def test_a_number_that_is_no_divisor_is_refused(name: str, wrong: Any) -> None:
         CALLS[name](wrong, "cpu", -1.0)
 
 
-STATUS = {7.0: 0, 1e-45: 0, 3e38: 0, 0.0: 1, -3.0: 2, math.inf: 2, -math.inf: 2, math.nan: 2}
+STATUS = {
+    7.0: 0, NORMAL: 0, BELOW_NORMAL: 2, 1e-45: 2, -1e-45: 2, 3e38: 0, 0.0: 1, -3.0: 2, math.inf: 2, -math.inf: 2,
+    math.nan: 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("value", STATUS, ids=str)

@@ -106,7 +106,7 @@ def test_layout_framework_and_masked_slots_decide_no_bit(name: str) -> None:
     "name", ["aggregation token-mean", "seq mean", "None mse token-mean", "0.2 mse seq-mean-token-mean"]
 )
 def test_sums_of_weights_that_are_no_divisor(name: str) -> None:
-    """A sum of 0 gives 0; a negative, infinite or NaN sum gives NaN, by the rule for a denominator on the device."""
+    """A sum of 0 gives 0; a negative, subnormal, infinite or NaN sum gives NaN, as a denominator on the device does."""
     spec = rk.PolicySpec(aggregation="seq-mean-token-mean" if name == "seq mean" else "token-mean")
     x = torch.tensor([[-1.0, -0.5]], requires_grad=True)
 
@@ -122,7 +122,7 @@ def test_sums_of_weights_that_are_no_divisor(name: str) -> None:
     nothing.backward()
     assert nothing.item() == 0
     assert not x.grad.any()
-    for wrong in ([-1.0, 0.5], [torch.inf, 1.0], [torch.nan, 1.0]):
+    for wrong in ([-1.0, 0.5], [1e-40, 0.0], [1e-45, 1e-45], [torch.inf, 1.0], [torch.nan, 1.0]):
         assert loss(wrong).isnan()
     assert loss([0.25, 0.75]).isfinite()
 

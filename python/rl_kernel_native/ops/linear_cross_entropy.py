@@ -10,6 +10,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from .. import _check, _cures, _dispatch
+from .._metrics import is_divisor
 from .._token_weight import checked
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, Group, NamedTuple, OnBadId
 from ..contract import ONE_ARCHITECTURE, Bound, Row, U, add_rows
@@ -146,14 +147,14 @@ def linear_cross_entropy(
         z_loss: a number >= 0.
         denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. The
             divisor is a number > 0, or one element on the device, float32, int32 or int64. An element of 0 gives loss 0
-            and gradients 0; a negative, infinite or NaN element gives NaN (:class:`DenominatorStatus`). None: the
-            number of scored rows of this call, at least 1.
+            and gradients 0; a negative, subnormal, infinite or NaN element gives NaN (:class:`DenominatorStatus`).
+            None: the number of scored rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
             ``target``; tokens behind the last sequence do not count, and their rows may hold any value.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
             Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor
             follows the rules of a ``denominator`` on the device: weights whose sum is 0 give loss 0, and a negative,
-            infinite or NaN sum gives NaN. A weight of 0 takes an infinite row out; a NaN stays.
+            subnormal, infinite or NaN sum gives NaN. A weight of 0 takes an infinite row out; a NaN stays.
         return_z_loss: return a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
         return_token_accuracy: return a :class:`CrossEntropyAccuracy`. A row counts 1 if its target has the largest
             logit (of several largest, the lowest id counts), else 0; a row with a NaN or an infinity counts 0.
@@ -290,12 +291,12 @@ def _scalar(one: Any) -> Any:
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
-    """The sum over its divisor: 0 if the divisor is 0, NaN if it is negative, infinite or NaN. Nothing waits for a
-    device."""
+    """The sum over its divisor: 0 if the divisor is 0, NaN if it is negative, subnormal, infinite or NaN. Nothing
+    waits for a device."""
     divisor = _divisor(denominator, total, counts)
     if denominator is None or _check.is_number(denominator):
         return total / divisor
-    nothing, sound = divisor == 0, (divisor > 0) & (divisor < math.inf)
+    nothing, sound = divisor == 0, is_divisor(divisor)
     # Selects before and after the quotient, because the gradient also passes through the branch that is not chosen.
     if _dispatch.is_tensor(total):
         return total.masked_fill(nothing, 0.0) / divisor.masked_fill(~sound, math.nan).masked_fill(nothing, 1.0)

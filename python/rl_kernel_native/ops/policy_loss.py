@@ -197,12 +197,12 @@ def policy_loss(
             A NaN selects nothing, without an error.
         token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
             every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
-            sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, infinite or NaN
-            sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
+            sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, subnormal,
+            infinite or NaN sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
         denominator: the divisor of the sum over tokens or sequences, such as the global batch's number. It is a finite
             number > 0, or one float32 element on the device. An element of 0 gives loss 0 and gradients 0; a negative,
-            infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that this call
-            counts. ``spec.aggregation == "constant"`` requires it.
+            subnormal, infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that
+            this call counts. ``spec.aggregation == "constant"`` requires it.
         ratio_metrics: also compute ``metrics.ratio``, which reads ``logprob`` and ``old_logprob`` once more.
         semantics: None, or a pair of :class:`LogprobSemantics`: one for ``logprob`` (and the trainer's
             ``old_logprob``), one for the engine's arrays. Two that differ are refused.

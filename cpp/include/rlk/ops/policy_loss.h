@@ -53,8 +53,8 @@
 // sums of the shared gradient A becomes fl(u fl(A w)). The K that kl_times_ratio passes to other tokens becomes fl(u
 // K). kGeometricClip takes no token_weight. D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean. It
-// is 0 where D or n is 0, and NaN where D is negative, infinite or NaN. D is the denominator if given, else the number
-// of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
+// is 0 where D or n is 0, and NaN where D is negative, subnormal, infinite or NaN. D is the denominator if given, else
+// the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l). If the ratio is a sequence's and straight_through is not
 // set, all its tokens have the same P_x: sum(w P_x) times 1, or times 1 / n for kGeometric. Its only sums are sum(w A)
 // over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is

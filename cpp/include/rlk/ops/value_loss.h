@@ -14,7 +14,7 @@
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean,
-// where n is the number of the sequence's tokens. q is 0 where D or n is 0, and NaN where D is negative,
+// where n is the number of the sequence's tokens. q is 0 where D or n is 0, and NaN where D is negative, subnormal,
 // infinite or NaN. A weight of 0 gives 0, whatever it multiplies. D is the denominator if given, else the number of
 // tokens, of sequences, or of sequences that have a token. policy_loss has the same aggregations.
 // Loss: each sequence's sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked tokens have
