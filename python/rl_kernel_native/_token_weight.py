@@ -58,7 +58,8 @@ def weighed(
     xp: Any = _dispatch.torch_module() if _dispatch.is_tensor(weight) else _dispatch.namespace(weight, "token_weight")
     sound = is_divisor(sums)
     share = xp.where(sound, counts / xp.where(sound, sums, 1.0), xp.where(sums == 0, 0.0, xp.nan))
-    share = xp.asarray(share, dtype=xp.float32)
+    # xp.asarray would move a tensor to torch's default device.
+    share = share.to(xp.float32) if _dispatch.is_tensor(weight) else share.astype(xp.float32)
     if len(weight.shape) == 2:
         return weight * share[:, None], None
     if cu_seqlens is None:
