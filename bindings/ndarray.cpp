@@ -195,6 +195,23 @@ std::string name_of(Device device) {
 
 std::string kind_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
 
+// Returns the text of an integer that Python would print in hundreds of digits, or an empty text.
+static std::string size_of_integer(nb::handle value) {
+  if (!PyLong_Check(value.ptr())) return "";
+  const auto bits = nb::cast<std::int64_t>(value.attr("bit_length")());
+  return bits > 64 ? words("an integer of ", bits, " bits") : "";
+}
+
+std::string word(nb::handle value) {
+  const std::string size = size_of_integer(value);
+  if (!size.empty()) return size;
+  const nb::object text = nb::steal(PyObject_Str(value.ptr()));
+  const char* const utf8 = text.is_valid() ? PyUnicode_AsUTF8(text.ptr()) : nullptr;
+  if (utf8 != nullptr) return utf8;
+  PyErr_Clear();  // Python refuses to print thousands of digits, also within a fraction
+  return words("a value of type ", kind_of(value));
+}
+
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
@@ -452,7 +469,13 @@ double read_number(nb::handle value, const char* name, const char* expected) {
       PyBool_Check(object) || is_tensor || (!is_number && kind_of(value).starts_with("bool"));  // NumPy's
   const double x = refused ? -1.0 : PyFloat_AsDouble(object);
   if (refused || PyErr_Occurred()) {
+    const bool is_too_large = !refused && PyErr_ExceptionMatches(PyExc_OverflowError);
     PyErr_Clear();
+    if (is_too_large) {
+      const std::string size = size_of_integer(value);
+      argument_error(name, "expected ", expected, " below 2^1024 in magnitude, got ",
+                     size.empty() ? words("a larger ", kind_of(value)) : size);
+    }
     type_error(name, expected, ", got ", kind_of(value));
   }
   return x;

@@ -180,7 +180,7 @@ inline std::string word(std::span<const std::int64_t> shape) { return shape_text
 inline std::string word(DType dtype) { return name_of(dtype); }
 inline std::string word(Device device) { return name_of(device); }
 inline std::string word(const Array& a) { return a.name(); }
-inline std::string word(nb::handle value) { return nb::str(value).c_str(); }
+std::string word(nb::handle value);
 template <class... Words>
 std::string words(const Words&... all) {
   return (std::string() + ... + word(all));

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
 from typing import Any
 
-from ._check import one_of
+from ._check import one_of, shown
 
 UNITS = ("ieee", "sm_90", "sm_80", "gfx942", "gfx90a")
 
@@ -151,7 +151,7 @@ def resolve_traced(mode: int, device_type: str) -> int:
 
 def _require_mode(exp: str | None) -> None:
     if exp is not None and not (isinstance(exp, str) and exp in ("hardware", "portable")):
-        raise ValueError(f'exp: expected None, "hardware" or "portable", got {exp!r}')
+        raise ValueError(f'exp: expected None, "hardware" or "portable", got {shown(exp)}')
 
 
 def resolve_exp(exp: str | None, device_type: str) -> int:

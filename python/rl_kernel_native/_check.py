@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import operator
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -34,7 +35,7 @@ def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None
         cure = f', which is "{ours}" here' if ours else ""
-        raise ValueError(f"{name}: expected {expected}, got {value!r}{cure}")
+        raise ValueError(f"{name}: expected {expected}, got {shown(value)}{cure}")
 
 
 def neutral_rollout(rollout_nan: Any) -> bool:
@@ -73,26 +74,44 @@ def parts(arrays: Any) -> list[Any]:
     return found
 
 
-def integer(name: str, value: Any) -> int:
-    if type(value) is int:
-        return value
+def shown(value: Any) -> str:
+    """A value in an error. Python refuses to print an integer of thousands of digits, and no reader wants hundreds."""
+    if isinstance(value, int) and not -(1 << 64) < value < 1 << 64:
+        return f"an integer of {value.bit_length()} bits"
     try:
-        if isinstance(value, bool) or hasattr(value, "__dlpack__"):  # reading an array would wait for its device
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+        text = repr(value)
+    except Exception:  # an object that holds such an integer, or whose own text fails
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def integer(name: str, value: Any) -> int:
+    """An integer of 64 bits, with or without a sign."""
+    found = value
+    if type(value) is not int:
+        try:
+            if isinstance(value, bool) or hasattr(value, "__dlpack__"):  # reading an array would wait for its device
+                raise TypeError
+            found = operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+    if not -(1 << 63) <= found < 1 << 64:
+        raise _too_wide(name, found)
+    return found
 
 
 def integer64(name: str, value: Any) -> int:
     """An integer that the extension receives unchanged."""
     found = integer(name, value)
-    if not -(1 << 63) <= found < 1 << 63:
-        bits = found.bit_length()  # Python refuses to print a number of thousands of digits
-        raise ValueError(
-            f"{name}: expected an integer of 64 bits, got {found if bits <= 64 else f'one of {bits} bits'}"
-        )
+    if not found < 1 << 63:
+        raise _too_wide(name, found)
     return found
+
+
+def _too_wide(name: str, value: int) -> ValueError:
+    bits = value.bit_length()
+    got = value if bits <= 64 else f"one of {bits} bits"
+    return ValueError(f"{name}: expected an integer of 64 bits, got {got}")
 
 
 def flag(name: str, value: Any) -> bool:
@@ -150,12 +169,15 @@ def number(name: str, value: Any) -> float:
     if not is_tensor and not isinstance(value, (bool, np.bool_, str)) and hasattr(value, "__float__"):
         try:
             return float(value)
-        except (TypeError, ValueError, OverflowError):  # several numbers, or a number with more digits than any float
+        except OverflowError:
+            got = shown(value) if isinstance(value, int) else f"a larger {type(value).__name__}"
+            raise ValueError(f"{name}: expected a number below 2^1024 in magnitude, got {got}") from None
+        except (TypeError, ValueError):  # several numbers
             pass
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-_SMALLEST = 2.0**-126  # the smallest normal number of float32
+SMALLEST_NORMAL = 2.0**-126  # float32; the inverse of a smaller number may be infinite
 _BEYOND = 2.0**128 - 2.0**103  # from here on, rounding to float32 gives inf
 
 
@@ -171,7 +193,7 @@ def in_float32(x: float) -> float:
         return math.nan
     if abs(x) >= _BEYOND:
         return math.inf if x > 0 else -math.inf  # constants: a trace cannot compute with an infinity
-    if abs(x) < _SMALLEST:
+    if abs(x) < SMALLEST_NORMAL:
         return 0.0
     if is_compiling():
         return x
@@ -193,17 +215,13 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
         of_float32 = f"{rounded:g} in float32" if rounded else "below the normal numbers of float32"
         why = f", which is {of_float32}" if allows(x) else ""
         words = expected if isinstance(expected, str) else expected()
-        raise ValueError(f"{name}: expected {words}, got {value!r}{why}")
+        raise ValueError(f"{name}: expected {words}, got {shown(value)}{why}")
     return x
 
 
 def is_number(value: Any) -> bool:
     """Whether the value is a number of Python or NumPy, where an array is allowed as well."""
-    if isinstance(value, (int, float)):
-        return True
-    import numpy as np
-
-    return isinstance(value, np.number)
+    return isinstance(value, (int, float, numbers.Number))  # NumPy registers its scalars; a Decimal is a number, too
 
 
 def denominator(value: Any) -> tuple[Any, float]:

@@ -41,7 +41,7 @@ def dtype_code(dtype: Any, name: str) -> int:
             found = np.dtype(dtype)
             text = found.name if found.isnative else ""
     if text not in ("float32", "bfloat16", "float16"):
-        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {dtype!r}")
+        raise TypeError(f"{name}: expected float32, bfloat16 or float16, got {_check.shown(dtype)}")
     _DTYPE_CODES[dtype] = _DTYPE_CODES[text]
     return _DTYPE_CODES[dtype]
 

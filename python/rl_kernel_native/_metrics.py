@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from . import _check
+
 
 def is_divisor(x: Any) -> Any:
     """Whether the elements are above 0, finite and not subnormal: the inverse of a subnormal number may be infinite."""
-    return (x >= 2.0**-126) & (x < float("inf"))
+    return (x >= _check.SMALLEST_NORMAL) & (x < float("inf"))
 
 
 class DenominatorStatus(enum.IntFlag):

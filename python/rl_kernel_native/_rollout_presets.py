@@ -15,7 +15,7 @@ __all__ = ["slime_mis", "verl_rollout_correction"]
 def _positive(name: str, value: Any) -> float:
     x = _check.number(name, value)
     if not 0 < x < math.inf:
-        raise ValueError(f"{name}: expected a finite number > 0, got {value!r}")
+        raise ValueError(f"{name}: expected a finite number > 0, got {_check.shown(value)}")
     return x
 
 
@@ -27,9 +27,9 @@ def _numbers(name: str, text: Any, most: int) -> list[float]:
         parts = []
     if isinstance(text, (bool, list, tuple)) or not 1 <= len(parts) <= most:
         expected = 'a number or "lower_upper"' if most == 2 else "a number"
-        raise ValueError(f"{name}: expected {expected}, got {text!r}")
+        raise ValueError(f"{name}: expected {expected}, got {_check.shown(text)}")
     if not (all(0 < x < math.inf for x in parts) and parts == sorted(parts)):
-        raise ValueError(f"{name}: expected finite numbers > 0{', ascending' * (most == 2)}, got {text!r}")
+        raise ValueError(f"{name}: expected finite numbers > 0{', ascending' * (most == 2)}, got {_check.shown(text)}")
     return parts
 
 
@@ -41,10 +41,10 @@ def is_threshold(value: Any) -> list[float]:
 def is_bounds(value: Any) -> tuple[float, float]:
     """OpenRLHF's ``is_correction_threshold``."""
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ValueError(f"is_correction_threshold: expected two numbers, got {value!r}")
+        raise ValueError(f"is_correction_threshold: expected two numbers, got {_check.shown(value)}")
     low, high = (_check.number("is_correction_threshold", x) for x in value)
     if not low <= high:
-        raise ValueError(f"is_correction_threshold: expected ascending numbers, got {value!r}")
+        raise ValueError(f"is_correction_threshold: expected ascending numbers, got {_check.shown(value)}")
     return low, high
 
 
@@ -75,7 +75,7 @@ def verl_rollout_correction(
         {'level': 'token', 'upper': 2.0, 'normalize': False}
     """
     if not _check.is_choice(rollout_is, (None, "token", "sequence")):
-        raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {rollout_is!r}")
+        raise ValueError(f"rollout_is: expected 'token', 'sequence' or None, got {_check.shown(rollout_is)}")
     if not isinstance(rollout_is_batch_normalize, bool):
         raise TypeError(f"rollout_is_batch_normalize: expected a bool, got {type(rollout_is_batch_normalize).__name__}")
     options: dict[str, Any] = {"upper": math.inf}
@@ -91,11 +91,12 @@ def verl_rollout_correction(
     names = list(dict.fromkeys(part.strip() for part in rollout_rs.split(",") if part.strip()))
     unknown = [name for name in names if name not in CRITERIA]
     if unknown or not names:
-        raise ValueError(f"rollout_rs: expected one or more of {', '.join(CRITERIA)}, got {rollout_rs!r}")
+        raise ValueError(f"rollout_rs: expected one or more of {', '.join(CRITERIA)}, got {_check.shown(rollout_rs)}")
     if rollout_rs_threshold is None:
         raise ValueError("rollout_rs_threshold: expected a threshold beside rollout_rs, got None")
     if isinstance(rollout_rs_threshold, (bool, list, tuple)):
-        raise TypeError(f'rollout_rs_threshold: expected a number or "first,second", got {rollout_rs_threshold!r}')
+        got = _check.shown(rollout_rs_threshold)
+        raise TypeError(f'rollout_rs_threshold: expected a number or "first,second", got {got}')
     texts = [part.strip() for part in str(rollout_rs_threshold).split(",") if part.strip()]
     if len(texts) not in (1, len(names)):
         raise ValueError(
@@ -135,9 +136,9 @@ def slime_mis(
     """
     criteria = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
     if not _check.is_choice(mis_level, criteria):
-        raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {mis_level!r}")
+        raise ValueError(f"mis_level: expected {', '.join(map(repr, criteria))}, got {_check.shown(mis_level)}")
     if not _check.is_choice(mis_mode, ("truncate", "clip", "mask")):
-        raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {mis_mode!r}")
+        raise ValueError(f"mis_mode: expected 'truncate', 'clip', 'mask', got {_check.shown(mis_mode)}")
     high = _positive("mis_upper_bound", mis_upper_bound)
     low = 1.0 / high if mis_lower_bound is None else _positive("mis_lower_bound", mis_lower_bound)
     if mis_mode != "truncate" and not low < high:

@@ -75,12 +75,13 @@ class LogprobSemantics:
             if type(value) not in (int, float):
                 raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
             if not allows(value):
-                raise ValueError(f"{name}: expected {expected}, got {value!r}")
+                raise ValueError(f"{name}: expected {expected}, got {_check.shown(value)}")
             if name != "top_k":
                 object.__setattr__(self, name, struct.unpack("f", struct.pack("f", value))[0])
         changed = [name for name, neutral in _NEUTRAL.items() if getattr(self, name) != neutral]
         if self.raw and changed:
-            raise ValueError(f"{changed[0]}: expected its default beside raw=True, got {getattr(self, changed[0])!r}")
+            got = _check.shown(getattr(self, changed[0]))
+            raise ValueError(f"{changed[0]}: expected its default beside raw=True, got {got}")
         object.__setattr__(self, "raw", not changed)
         if not set(changed) & set(_ORDERED):
             object.__setattr__(self, "order", "vllm")
@@ -97,7 +98,7 @@ class LogprobSemantics:
         names = [field.name for field in fields(cls)]
         for name in stamp:
             if name not in names:
-                raise ValueError(f"semantics: expected fields of {', '.join(names)}, got {name!r}")
+                raise ValueError(f"semantics: expected fields of {', '.join(names)}, got {_check.shown(name)}")
         if "logits_dtype" not in stamp:
             raise ValueError("semantics: expected a logits_dtype, got none")
         return cls(**stamp)
@@ -105,7 +106,7 @@ class LogprobSemantics:
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
     if not _check.is_choice(value, choices):
-        raise ValueError(f"{name}: expected {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"{name}: expected {', '.join(map(repr, choices))}, got {_check.shown(value)}")
 
 
 def require_same_semantics(semantics: Any) -> None:

@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _unknown(name: str, value: Any, choices: tuple[str, ...]) -> ValueError:
-    return ValueError(f"{name}: expected {', '.join(f'{c!r}' for c in choices)}, got {value!r}")
+    return ValueError(f"{name}: expected {', '.join(f'{c!r}' for c in choices)}, got {_check.shown(value)}")
 
 
 def _choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -277,7 +277,7 @@ def trl(
             "importance_high": vllm_importance_sampling_clip_max,
         }  # fmt: skip
     if not 0 <= _check.number("top_entropy_quantile", top_entropy_quantile) <= 1:
-        raise ValueError(f"top_entropy_quantile: expected a number in [0, 1], got {top_entropy_quantile!r}")
+        raise ValueError(f"top_entropy_quantile: expected a number in [0, 1], got {_check.shown(top_entropy_quantile)}")
     if top_entropy_quantile < 1:
         if _check.number("entropy_coef", entropy_coef) != 0:
             raise ValueError(
@@ -479,7 +479,7 @@ def openrlhf(
     if divergence and low > 0:
         raise ValueError(
             f'is_correction_threshold: expected (0, delta) with is_correction_gating="{is_correction_gating}", got '
-            f"{is_correction_threshold!r}: a divergence has an upper bound alone"
+            f"{_check.shown(is_correction_threshold)}: a divergence has an upper bound alone"
         )
     if divergence and is_correction_mode == "clip":
         raise ValueError(

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import rl_kernel_native as rk
-from call_arrays import by_array
+from call_arrays import by_array, mapped
 from call_cases import CALLS as DRAWN
-from call_cases import OPERATORS, Operand
+from call_cases import OPERATORS, Draw, Operand
 from cases import raw
+from fuzz_calls import names_of
 
 torch = pytest.importorskip("torch")
 
@@ -194,8 +195,7 @@ def test_a_distributed_operand_without_rows_is_to_be_made_local(mesh: Any, name:
 @pytest.mark.parametrize("framework", ["torch", "NumPy"])
 def test_none_in_place_of_a_required_operand_is_named(operator: str, framework: str) -> None:
     def made(o: Operand) -> Any:
-        array = np.ascontiguousarray(o.values)
-        return torch.from_numpy(array).to(getattr(torch, o.dtype)) if framework == "torch" else array.astype(o.dtype)
+        return tensor_of(o) if framework == "torch" else np.ascontiguousarray(o.values).astype(o.dtype)
 
     parameters = inspect.signature(getattr(rk, operator)).parameters
     optional = {"scatter_rewards": ["rewards"]}.get(operator, [])  # other rewards may be given alone
@@ -208,3 +208,59 @@ def test_none_in_place_of_a_required_operand_is_named(operator: str, framework: 
         words = str(refused.value)
         assert words.startswith((name, ALSO.get(name, name))), words
         assert words.endswith("None") or "NoneType" in words, words
+
+
+# Integers and fractions beyond every float, also with more digits than Python prints; and one that is 0 as a float.
+HUGE: dict[str, Any] = {
+    "an integer of 1329 bits": 10**400, "an integer of 1025 bits": -(2**1024), "an integer of 16610 bits": 10**5000,
+    "a larger Fraction": Fraction(10**400), "": Fraction(1, 10**5000),
+}  # fmt: skip
+
+
+def tensor_of(o: Operand) -> Any:
+    return torch.from_numpy(np.ascontiguousarray(o.values)).to(getattr(torch, o.dtype))
+
+
+def is_of_floats(parameter: inspect.Parameter) -> bool:
+    return type(parameter.default) is float or "float" in str(parameter.annotation)
+
+
+@pytest.mark.parametrize("operator", sorted(set(OPERATORS) & set(DRAWN)))
+def test_a_number_beyond_the_floats_is_refused_by_its_size(operator: str) -> None:
+    names = (f"{operator}: ", *(name for of in names_of(operator).values() for name in of))
+    for seed in range(4):
+        drawn = DRAWN[operator](Draw(np.random.default_rng(seed)))
+        if operator in ("linear", "embedding"):
+            drawn.pop("main_grad", None)  # this test asks for no gradient
+        for name, parameter in inspect.signature(getattr(rk, operator)).parameters.items():
+            if isinstance(drawn.get(name), Operand) or parameter.kind is parameter.VAR_KEYWORD:
+                continue
+            for words, number in HUGE.items():
+                try:
+                    getattr(rk, operator)(**{k: mapped(v, tensor_of) for k, v in drawn.items()} | {name: number})
+                except (TypeError, ValueError) as error:
+                    said = str(error)
+                    assert said.startswith(names), said
+                    assert len(said) < 500
+                    if f"{name}: expected " in said and is_of_floats(parameter) and "number" in said:
+                        assert said.endswith(words), said
+                else:
+                    # A window of more keys than there are sees all of them.
+                    assert name in ("window_size", "fill_value") or not words, (name, number)
+
+
+@pytest.mark.parametrize("name", ["sample", "linear_sample", "sample_partial", "verify_draft"])
+def test_a_number_of_rows_has_its_range_in_any_type(name: str) -> None:
+    """A row of an array may have a bad parameter, which its status says; one number for all rows is an error."""
+    keys: dict[str, Any] = {"seed": 1, "sample_id": 0, "position": 0}
+    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+        "sample": ((Z,), keys), "linear_sample": ((X, W), keys), "verify_draft": ((Z[None], Y[None, :2]), keys),
+        "sample_partial": ((Z,), {**keys, "vocab_start": 0, "vocab_size": 9}),
+    }  # fmt: skip
+    operands, how = given[name]
+    for option, wrong in (("temperature", -1), ("min_p", 2), ("top_p", 0)):
+        if option not in inspect.signature(getattr(rk, name)).parameters:
+            continue
+        for kind in (Fraction, Decimal, np.float64, int):
+            with pytest.raises(ValueError, match=f"^{option}: expected a .*number"):
+                getattr(rk, name)(*operands, **how, **{option: kind(wrong)})

@@ -20,6 +20,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -33,9 +35,9 @@ TYPED = (TypeError, ValueError, BufferError)
 SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 3e38, -3e38, 1e-42, 1e30, 88.8, -1.0)
 WRONG_IDS = (-1, -101, 2**31 - 1, -(2**31), 7, 10**6)
 NUMBERS: tuple[Any, ...] = (
-    math.nan, math.inf, -math.inf, 0, 0.0, -0.0, -1, -1.5, 1e-46, 1e-300, 1e39, 1e300, 10**400, 2**31, 2**63, -(2**63),
-    2**64, True, "1", "", [1], (), {}, 1j, b"1", np.float64(0.5), np.float32(2), np.int64(1), np.bool_(True),
-    np.float16(np.nan),
+    math.nan, math.inf, -math.inf, 0, 0.0, -0.0, -1, -1.5, 1e-46, 1e-300, 1e39, 1e300, 10**400, 10**5000, 2**31, 2**63,
+    -(2**63), 2**64, Fraction(10**400), Decimal("1e400"), True, "1", "", [1], (), {}, 1j, b"1", np.float64(0.5),
+    np.float32(2), np.int64(1), np.bool_(True), np.float16(np.nan),
 )  # fmt: skip
 OBJECTS: dict[str, Callable[[Any], Any]] = {
     "None": lambda t: None,

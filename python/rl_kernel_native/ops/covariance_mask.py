@@ -51,12 +51,13 @@ def options_of(
     _check.one_of("kind", kind, tuple(_KINDS))
     share = _check.number("ratio", ratio)
     if not 0 < share <= 1:
-        raise ValueError(f"ratio: expected a number in (0, 1], got {ratio!r}")
+        raise ValueError(f"ratio: expected a number in (0, 1], got {_check.shown(ratio)}")
     if kind == "kl":
         given = {"lower": lower, "upper": upper, "epsilon_low": epsilon_low, "epsilon_high": epsilon_high, "seed": seed}
         for name, value in given.items():
             if value is not None:
-                raise ValueError(f'{name}: expected None with kind="kl", which takes the largest, got {value!r}')
+                got = _check.shown(value)
+                raise ValueError(f'{name}: expected None with kind="kl", which takes the largest, got {got}')
         return _KINDS[kind], share, 0.0, 0.0, 0.0, 0.0, 0
     least = _check.single("lower", 1.0 if lower is None else lower, lambda x: x == x, "a number")
     low = _check.in_float32(least)

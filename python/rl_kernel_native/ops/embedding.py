@@ -205,7 +205,7 @@ def embedding_backward(
     """
     code = code_or_same(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:
-        raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
+        raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {_check.shown(dweight_dtype)}")
     _check.writable("main_grad", main_grad)
     how: tuple[Any, ...] = (num_rows, _check.integer("vocab_start", vocab_start), vocab_size, padding_idx)
     if main_grad is not None:

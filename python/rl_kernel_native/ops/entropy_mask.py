@@ -54,7 +54,7 @@ def entropy_mask(
     """
     share = _check.number("top_quantile", top_quantile)
     if not 0 <= share <= 1:
-        raise ValueError(f"top_quantile: expected a number in [0, 1], got {top_quantile!r}")
+        raise ValueError(f"top_quantile: expected a number in [0, 1], got {_check.shown(top_quantile)}")
     return call(COVARIANCE_MASK, (entropy, None, None, mask, cu_seqlens), (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))[0]
 
 

@@ -229,9 +229,11 @@ def group_advantage(
         baseline = _rewards.as_float32(baseline, "baseline", like=rewards)
     norm = _check.number("f_norm", f_norm)
     if norm != 1 and not of.by_nonzero:
-        raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {f_norm!r}")
+        got = _check.shown(f_norm)
+        raise ValueError(f"f_norm: expected 1 for kind {kind!r}, which does not divide by it, got {got}")
     if given_alone and of.baseline in _NOT_OF_GROUPS and scale != "group":
-        raise ValueError(f"alone: expected None for kind {kind!r}, which uses no statistic of its group, got {alone!r}")
+        got = _check.shown(alone)
+        raise ValueError(f"alone: expected None for kind {kind!r}, which uses no statistic of its group, got {got}")
     how = (
         size,
         _BASELINES[of.baseline],

@@ -77,7 +77,8 @@ def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
     if mode == "truncate":
         if lower is not None:
             raise ValueError(
-                f'lower: expected None with mode="truncate", which bounds weights above alone, got {lower!r}'
+                'lower: expected None with mode="truncate", which bounds weights above alone, got '
+                f"{_check.shown(lower)}"
             )
         return -math.inf, high
     low = 1.0 / high if lower is None else lower
@@ -92,16 +93,17 @@ def _rejection(rejection: Any) -> list[float]:
         raise TypeError(f"rejection: expected a dict of thresholds or None, got {type(rejection).__name__}")
     for name, threshold in (rejection or {}).items():
         if name not in CRITERIA + RATIOS:
-            raise ValueError(f"rejection: expected of {', '.join(CRITERIA + RATIOS)}, got {name!r}")
+            raise ValueError(f"rejection: expected of {', '.join(CRITERIA + RATIOS)}, got {_check.shown(name)}")
         where, of = f'rejection["{name}"]', bounds[name.rpartition("_")[0]]
         if not name.endswith(("k1", "ratio")):
             if isinstance(threshold, (tuple, list)):
-                raise TypeError(f"{where}: expected a number, got {threshold!r}: k2 and k3 have no lower bound")
+                got = _check.shown(threshold)
+                raise TypeError(f"{where}: expected a number, got {got}: k2 and k3 have no lower bound")
             of[int(name[-1])] = _positive(where, threshold)
             continue
         if isinstance(threshold, (tuple, list)):
             if len(threshold) != 2:
-                raise ValueError(f"{where}: expected a number or (lower, upper), got {threshold!r}")
+                raise ValueError(f"{where}: expected a number or (lower, upper), got {_check.shown(threshold)}")
             low, high = (_positive(where, x) for x in threshold)
         else:
             high = _positive(where, threshold)

@@ -192,7 +192,7 @@ def linear_weight_grad(
     if main_grad is not None and out is not None:
         raise ValueError("out: cannot be given together with main_grad, which is accumulated in place")
     if main_grad is not None and code > 0:
-        raise TypeError(f"out_dtype: expected float32, that of main_grad, got {out_dtype!r}")
+        raise TypeError(f"out_dtype: expected float32, that of main_grad, got {_check.shown(out_dtype)}")
     _check.writable("main_grad", main_grad)
     _check.writable("out", out)
     if main_grad is not None:

@@ -172,11 +172,13 @@ def linear_cross_entropy(
         tensor(1.4076)
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
+    ignore_index = _check.integer("ignore_index", ignore_index)  # the rows below are compared with it
     label_smoothing = _check.single("label_smoothing", label_smoothing, lambda x: 0 <= x < 1, "a number in [0, 1)")
     z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if denominator is not None and reduction != "mean":
         raise ValueError(
-            f'denominator: expected None with reduction="{reduction}", which divides by nothing, got {denominator!r}'
+            f'denominator: expected None with reduction="{reduction}", which divides by nothing, got '
+            f"{_check.shown(denominator)}"
         )
     if cu_seqlens is not None and reduction == "none":
         raise ValueError('cu_seqlens: expected None with reduction="none", which sums nothing')

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from .._check import shown
+
 
 def is_zero(fill: int | float) -> bool:
     """Whether all bits of the value are 0 in every dtype."""
@@ -18,9 +20,9 @@ def fill_bits(value: int | float, dtype: str) -> int:
         return 0
     element = _bfloat16(value) if dtype == "bfloat16" else _element(value, dtype)
     if element is None:
-        raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {value!r}")
+        raise ValueError(f"fill_value: expected a number that dtype {dtype} holds, got {shown(value)}")
     if len(element) > 8:
-        raise ValueError(f"fill_value: expected 0 for dtype {dtype}, got {value!r}")
+        raise ValueError(f"fill_value: expected 0 for dtype {dtype}, got {shown(value)}")
     return int.from_bytes(element * (8 // len(element)), "little")
 
 

@@ -200,7 +200,7 @@ class PolicySpec:
 def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> None:
     if not _check.is_choice(value, choices):
         expected = ", ".join("None" if c is None else f'"{c}"' for c in choices)
-        raise ValueError(f"{name}: expected {expected}, got {value!r}")
+        raise ValueError(f"{name}: expected {expected}, got {_check.shown(value)}")
 
 
 def number(name: str, value: Any, least: float = -INF, open_end: bool = False, optional: bool = False) -> None:
@@ -239,10 +239,10 @@ def check_scale(scale: Any, dp_size: Any) -> None:
 
 def _pair(name: str, value: Any) -> tuple[float, float]:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{name}: expected two numbers, got {value!r}")
+        raise TypeError(f"{name}: expected two numbers, got {_check.shown(value)}")
     low, high = (_check.single(name, v, lambda x: x == x, "two numbers in ascending order") for v in value)
     if not low <= high:
-        raise ValueError(f"{name}: expected two numbers in ascending order, got {value!r}")
+        raise ValueError(f"{name}: expected two numbers in ascending order, got {_check.shown(value)}")
     return low, high
 
 
@@ -293,7 +293,7 @@ def _validate_combination(s: PolicySpec) -> None:
     """Refuses options that would be silently ignored or have no meaning."""
 
     def refuse(name: str, expected: str, why: str) -> None:
-        raise ValueError(f"{name}: expected {expected}, got {getattr(s, name)!r}: {why}")
+        raise ValueError(f"{name}: expected {expected}, got {_check.shown(getattr(s, name))}: {why}")
 
     if s.rollout_nan == "neutral" and s.importance == "given":
         refuse("rollout_nan", '"nan" with importance="given"', "weights are multiplied in as they are")
@@ -367,8 +367,9 @@ def _validate_combination(s: PolicySpec) -> None:
 
 def check_aggregation(aggregation: str, horizon: Any, count_empty: bool) -> None:
     if (horizon is not None) != (aggregation == "seq-mean-token-sum-norm"):
+        got = _check.shown(horizon)
         raise ValueError(
-            f'horizon: expected a number exactly with aggregation="seq-mean-token-sum-norm", got {horizon!r}: nothing '
+            f'horizon: expected a number exactly with aggregation="seq-mean-token-sum-norm", got {got}: nothing '
             "else divides by it"
         )
     if count_empty and AGGREGATIONS[aggregation][0] != 3:

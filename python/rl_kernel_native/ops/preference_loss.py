@@ -214,7 +214,8 @@ def preference_loss(
             got = type(chosen_aligned).__name__
             raise ValueError(f"chosen_aligned: expected None for kind {kind!r}, which has no pairs, got {got}")
         if nll != 0:
-            raise ValueError(f"nll_weight: expected 0 for kind {kind!r}, which has no pairs, got {nll_weight!r}")
+            got = _check.shown(nll_weight)
+            raise ValueError(f"nll_weight: expected 0 for kind {kind!r}, which has no pairs, got {got}")
     numbers = [
         beta,
         smoothing,
@@ -243,7 +244,8 @@ def _refuse_others(kind: str, options: tuple[Any, ...]) -> None:
     for name, value in zip(OPTIONS, options, strict=True):
         if value is not None and name not in KINDS[kind].options:
             got = value if isinstance(value, (int, float, str)) else type(value).__name__
-            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option, got {got!r}")
+            words = _check.shown(got)
+            raise ValueError(f"{name}: expected None for kind {kind!r}, which has no such option, got {words}")
 
 
 def _number(name: str, value: Any, above: float = -math.inf) -> float:
@@ -278,7 +280,7 @@ def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: fl
     _check.one_of("f_divergence", name, tuple(DIVERGENCES))
     if (name == "alpha_divergence") != (f_alpha is not None):
         wanted = "a number for" if f_alpha is None else "None beside"
-        raise ValueError(f"f_alpha: expected {wanted} f_divergence={name!r}, got {f_alpha}")
+        raise ValueError(f"f_alpha: expected {wanted} f_divergence={name!r}, got {_check.shown(f_alpha)}")
     if f_alpha is None:
         return DIVERGENCES[name], 1.0
     value = _number("f_alpha", f_alpha)

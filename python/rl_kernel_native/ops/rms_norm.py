@@ -270,7 +270,7 @@ def rms_norm_backward(
     """
     code = code_or_same(dweight_dtype, "dweight_dtype")
     if main_grad is not None and code > 0:
-        raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {dweight_dtype!r}")
+        raise TypeError(f"dweight_dtype: expected float32, that of main_grad, got {_check.shown(dweight_dtype)}")
     _check.writable("main_grad", main_grad)
     if weight is None and main_grad is not None:
         raise ValueError("main_grad: expected None where weight is None")

@@ -126,7 +126,8 @@ _SAMPLE = Operator(
 
 def _temperature(value: Any) -> Any:
     if _check.is_number(value) and value == 0:
-        raise ValueError(f"temperature: expected a finite number > 0, got {value!r}; for greedy rows pass greedy=True")
+        got = _check.shown(value)
+        raise ValueError(f"temperature: expected a finite number > 0, got {got}; for greedy rows pass greedy=True")
     return number_or_rows("temperature", value, lambda t: 0 < t < math.inf, "a finite number > 0")
 
 
@@ -265,7 +266,7 @@ def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: A
     """Number of kept ids, or -1 if they are not wanted."""
     if not _check.flag("return_kept", return_kept):
         if kept_capacity is not None:
-            raise ValueError(f"kept_capacity: expected None without return_kept, got {kept_capacity!r}")
+            raise ValueError(f"kept_capacity: expected None without return_kept, got {_check.shown(kept_capacity)}")
         return -1
     if kept_capacity is not None:
         given = _check.integer64("kept_capacity", kept_capacity)

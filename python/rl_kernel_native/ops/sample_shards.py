@@ -212,7 +212,7 @@ def _earlier(earlier: Any, max_top_k: Any, max_shard: Any, return_kept: Any) -> 
     _check.flag("return_kept", return_kept)
     if earlier is None:
         if max_shard is not None:
-            raise ValueError(f"max_shard: expected None without earlier, got {max_shard!r}")
+            raise ValueError(f"max_shard: expected None without earlier, got {_check.shown(max_shard)}")
         if return_kept:
             raise ValueError("return_kept: expected False without earlier, got True; sample_merge has the kept sets")
         return ()
@@ -224,7 +224,7 @@ def _earlier(earlier: Any, max_top_k: Any, max_shard: Any, return_kept: Any) -> 
         if not _dispatch.is_array(x):
             raise TypeError(f"earlier: expected a list of arrays or None, got an entry {type(x).__name__}")
     if max_top_k is not None:
-        raise ValueError(f"max_top_k: expected None with earlier, got {max_top_k!r}")
+        raise ValueError(f"max_top_k: expected None with earlier, got {_check.shown(max_top_k)}")
     if return_kept and len(earlier) < ROUNDS - 1:
         raise ValueError(f"return_kept: expected False before round {ROUNDS}, got True in round {len(earlier) + 1}")
     return tuple(earlier)

@@ -38,7 +38,7 @@ def _overlong(overlong: Any) -> tuple[float, int, int]:
     if overlong is None:
         return 0.0, 0, 1
     if not isinstance(overlong, (tuple, list)) or len(overlong) != 3:
-        raise TypeError(f"overlong: expected None or (max_length, buffer, penalty), got {overlong!r}")
+        raise TypeError(f"overlong: expected None or (max_length, buffer, penalty), got {_check.shown(overlong)}")
     longest, buffer = (_check.integer64("overlong", x) for x in overlong[:2])
     if not 0 < buffer <= longest < 1 << 33:
         raise ValueError(f"overlong: expected 0 < buffer <= max_length < 2^33, got {longest} and {buffer}")
@@ -174,7 +174,7 @@ def scatter_rewards(
     _together({"spans": spans, "span_offsets": span_offsets, "span_rewards": span_rewards})
     _together({"logprob": logprob, "ref_logprob": ref_logprob})
     if kl_coef and logprob is None:
-        raise ValueError(f"logprob: expected an array with kl_coef = {kl_coef:g}, got None")
+        raise ValueError(f"logprob: expected an array with kl_coef = {float(kl_coef):g}, got None")
     if lagrange is not None and cost is None:
         raise ValueError("cost: expected an array with lagrange, got None")
     if not isinstance(normalize_lagrange, bool):

@@ -241,7 +241,8 @@ def _numbers(
     one_of("loss_type", loss_type, ("mse", "huber"))
     number("huber_delta", huber_delta, 0.0, open_end=True)
     if loss_type == "mse" and huber_delta != 1.0:
-        raise ValueError(f'huber_delta: expected 1 with loss_type="mse", which has no use for it, got {huber_delta!r}')
+        got = _check.shown(huber_delta)
+        raise ValueError(f'huber_delta: expected 1 with loss_type="mse", which has no use for it, got {got}')
     one_of("aggregation", aggregation, tuple(AGGREGATIONS))
     number("horizon", horizon, 0.0, open_end=True, optional=True)
     check_scale(scale, dp_size)
