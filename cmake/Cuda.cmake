@@ -16,12 +16,41 @@ if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
   set(spills_are_errors ",--warning-as-error")
 endif()
 
+# Each of these files is compiled once for each part behind its name, which the file calls RLK_PART. So compilers share
+# the work.
+set(files_in_parts
+  "attention/attention_wgmma_sm90.cu kPadded kWide kTall"
+  "attention/attention_mixed_wgmma_sm90.cu kPadded kWide"
+  "attention/attention_backward_wgmma_sm90.cu kPadded kWide"
+  "linear/gemm_tiles_sm90.cu Bf16 Fp16"
+  "linear_logprob/linear_logprob_sm90.cu Bf16 Fp16"
+  "linear_logprob/logit_gradients_sm90.cu Bf16 Fp16"
+  "sample/head_sm90.cu Bf16 Fp16"
+  "sample/sample_rows.cu Fp32,Exp::kHardware Fp32,Exp::kPortable Bf16,Exp::kHardware Bf16,Exp::kPortable \
+    Fp16,Exp::kHardware Fp16,Exp::kPortable")
+set(whole_files "")
+set(part_files "")
+foreach(parts IN LISTS files_in_parts)
+  separate_arguments(parts UNIX_COMMAND "${parts}")
+  list(POP_FRONT parts file)
+  list(APPEND whole_files "${PROJECT_SOURCE_DIR}/cuda/${file}")
+  get_filename_component(name "${file}" NAME)
+  foreach(part IN LISTS parts)
+    string(MAKE_C_IDENTIFIER "${part}" folder)
+    set(source "${PROJECT_BINARY_DIR}/cuda_parts/${folder}/${name}")
+    file(CONFIGURE OUTPUT "${source}" CONTENT "#define RLK_PART ${part}\n#include \"cuda/${file}\"\n")
+    list(APPEND part_files "${source}")
+  endforeach()
+endforeach()
+
 # 80 keeps its PTX, for later architectures; 90a code runs on compute capability 9.0 alone. A file <name>_sm90.cu has
 # instructions of that architecture and is compiled for it alone. Every other file is compiled for each architecture, in
 # a namespace per architecture.
 function(rlk_add_cuda_kernels arch architectures)
   set(name rlk_cuda_${arch})
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/cuda/*/*.cu")
+  list(REMOVE_ITEM sources ${whole_files})
+  list(APPEND sources ${part_files})
   if(NOT arch STREQUAL "sm90")
     list(FILTER sources EXCLUDE REGEX "_sm90\\.cu$")
   endif()

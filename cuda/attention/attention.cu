@@ -25,10 +25,11 @@ void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t
           case AttentionKernel::kGroups:
             return run_attention_groups<T, kOverlap>(p, stream);
           case AttentionKernel::kTall:
-            return attention_tall(p, stream);
+            return attention_wgmma<WgmmaForm::kTall>(p, stream);
           default:
-            if (p.head_dim > 128) return attention_wide(p, stream);
-            return fills_tile(p) ? run_attention_wgmma<T>(p, stream) : attention_padded(p, stream);
+            if (p.head_dim > 128) return attention_wgmma<WgmmaForm::kWide>(p, stream);
+            if (!fills_tile(p)) return attention_wgmma<WgmmaForm::kPadded>(p, stream);
+            return run_attention_wgmma<T, WgmmaForm::kWhole>(p, stream);
         }
       }
     });

@@ -11,8 +11,8 @@ void attention_mixed(const AttentionParams& p, cudaStream_t stream) {
     if constexpr (T::kPacked) {
 #if RLK_CUDA_SM90
       if (fits_plan(p, {AttentionKernel::kWgmma}, 90)) {
-        if (p.head_dim > 128) return attention_wide_mixed(p, stream);
-        if (!fills_tile(p)) return attention_padded_mixed(p, stream);
+        if (p.head_dim > 128) return attention_mixed_wgmma<WgmmaForm::kWide>(p, stream);
+        if (!fills_tile(p)) return attention_mixed_wgmma<WgmmaForm::kPadded>(p, stream);
         const auto run = [&](auto columns) {
           run_mixed_by_wgmma<T, decltype(columns)::value, WgmmaTile<decltype(columns)::value>>(p, vectors, stream);
         };

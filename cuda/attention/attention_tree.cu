@@ -35,7 +35,7 @@ void attention_tree(const AttentionParams& given, [[maybe_unused]] const Attenti
     using T = decltype(t);
     if constexpr (T::kPacked) {
 #if RLK_CUDA_SM90
-      if (plan.kernel == AttentionKernel::kWgmma) return run_attention_wgmma<T>(p, stream);
+      if (plan.kernel == AttentionKernel::kWgmma) return run_attention_wgmma<T, WgmmaForm::kWhole>(p, stream);
 #endif
       run_attention_mma<T>(p, vectors, stream);
     } else {
@@ -52,8 +52,8 @@ void attention_tree_backward(const AttentionBackwardParams& given, [[maybe_unuse
   if (kernel == GradientKernel::kWgmma) {
     auto* const workspace = static_cast<unsigned char*>(given.workspace);
     const GradientLayout layout(given, kernel);
-    return run_attention_gradients<GradientHeads::kWhole>(with_paths(given, workspace + layout.paths_at, stream),
-                                                          kernel, stream);
+    return run_attention_gradients<WgmmaForm::kWhole>(with_paths(given, workspace + layout.paths_at, stream), kernel,
+                                                      stream);
   }
 #endif
   float* const behind_delta = static_cast<float*>(given.workspace) + attention_rows(given) * given.num_q_heads;

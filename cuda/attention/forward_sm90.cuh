@@ -130,40 +130,27 @@ void launch_attention_wgmma(const Params& p, cudaStream_t stream) {
                          call);
 }
 
-// More than 128 columns. Narrower heads run in wider tiles, with columns of +0.
-template <class T>
-void run_attention_wide(const AttentionParams& p, cudaStream_t stream) {
-  const auto launch = [&](auto tile) {
-    using Tile = decltype(tile);
-    p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
-                            : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
-  };
-  TileColumns::of(p.head_dim, p.value_dim).keys == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
-}
-
-// Heads of at most 128 columns that do not fill a tile.
-template <class T>
-void run_attention_padded(const AttentionParams& p, cudaStream_t stream) {
-  const auto launch = [&](auto tile) {
-    using Tile = decltype(tile);
-    p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
-                            : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
-  };
-  const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
-  columns == 64   ? launch(WgmmaTile<64, 64, true>{})
-  : columns == 80 ? launch(WgmmaTile<80, 80, true>{})
-  : columns == 96 ? launch(WgmmaTile<96, 96, true>{})
-                  : launch(WgmmaTile<128, 128, true>{});
-}
-
-template <class T, class Params>
+template <class T, WgmmaForm kForm, class Params>
 void run_attention_wgmma(const Params& p, cudaStream_t stream) {
   const auto launch = [&](auto tile) {
     using Tile = decltype(tile);
     p.exp == Exp::kHardware ? launch_attention_wgmma<T, Tile, Exp::kHardware>(p, stream)
                             : launch_attention_wgmma<T, Tile, Exp::kPortable>(p, stream);
   };
-  p.head_dim == 64 ? launch(WgmmaTile<64>{}) : launch(WgmmaTile<128>{});
+  const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
+  if constexpr (kForm == WgmmaForm::kTall) {
+    columns == 64 ? launch_attention_wgmma<T, WgmmaTile<64, 64, false, 3>, Exp::kHardware>(p, stream)
+                  : launch_attention_wgmma<T, WgmmaTile<192, 128, true, 3>, Exp::kHardware>(p, stream);
+  } else if constexpr (kForm == WgmmaForm::kWide) {  // narrower heads run in wider tiles, with columns of +0
+    columns == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
+  } else if constexpr (kForm == WgmmaForm::kPadded) {
+    columns == 64   ? launch(WgmmaTile<64, 64, true>{})
+    : columns == 80 ? launch(WgmmaTile<80, 80, true>{})
+    : columns == 96 ? launch(WgmmaTile<96, 96, true>{})
+                    : launch(WgmmaTile<128, 128, true>{});
+  } else {
+    columns == 64 ? launch(WgmmaTile<64>{}) : launch(WgmmaTile<128>{});
+  }
 }
 
 }  // namespace

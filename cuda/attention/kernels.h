@@ -230,17 +230,6 @@ struct GradientLayout {
 };
 
 RLK_CUDA_KERNELS(void attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
-// kWgmma for more than 128 columns, and for narrower heads that do not fill a tile; not over trees; on sm_90 only.
-RLK_CUDA_KERNELS(void attention_wide(const AttentionParams& p, cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_padded(const AttentionParams& p, cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_tall(const AttentionParams& p, cudaStream_t stream);)
-// kMixed likewise.
-RLK_CUDA_KERNELS(void attention_wide_mixed(const AttentionParams& p, cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_padded_mixed(const AttentionParams& p, cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_wide_backward(const AttentionBackwardParams& p, GradientKernel kernel,
-                                              cudaStream_t stream);)
-RLK_CUDA_KERNELS(void attention_padded_backward(const AttentionBackwardParams& p, GradientKernel kernel,
-                                                cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
@@ -249,5 +238,17 @@ RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, Gradi
 RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
+
+// wgmma's kernels are compiled for one form at a time. kWhole: heads of 64 or 128 columns. kPadded: other heads of at
+// most 128 columns. kWide: more columns. kTall: the plan above. Only kWhole serves trees.
+enum class WgmmaForm { kWhole, kPadded, kWide, kTall };
+namespace sm90 {
+template <WgmmaForm kForm>
+void attention_wgmma(const AttentionParams& p, cudaStream_t stream);
+template <WgmmaForm kForm>
+void attention_mixed_wgmma(const AttentionParams& p, cudaStream_t stream);
+template <WgmmaForm kForm>
+void attention_backward_wgmma(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);
+}  // namespace sm90
 
 }  // namespace rlk::cuda

@@ -10,8 +10,10 @@
 
 namespace rlk::cuda {
 
-bool run_plan_bf16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
-bool run_plan_f16(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
+struct Bf16;  // the operands' types (../common/element.cuh)
+struct Fp16;
+template <class T>
+bool run_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 bool run_row_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 
 namespace {
@@ -207,8 +209,8 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   note_plan([&] { return plan.name(); });
   const bool done = plan.row_unit > 0             ? run_row_plan(p, plan, stream)
-                    : p.dtype == DType::kBFloat16 ? run_plan_bf16(p, plan, stream)
-                                                  : run_plan_f16(p, plan, stream);
+                    : p.dtype == DType::kBFloat16 ? run_plan<Bf16>(p, plan, stream)
+                                                  : run_plan<Fp16>(p, plan, stream);
   RLK_CHECK(done, "linear: no kernel of plan " + plan.name());
 }
 

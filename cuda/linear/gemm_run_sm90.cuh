@@ -177,15 +177,15 @@ template <class T, class... Tiles>
 bool run_tiled_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);
 }
-template <class T, class... Tiles>
-bool run_plan(TileList<Tiles...> tiles, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+template <class T>
+bool run_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if (plan.small_m) {
     if (plan.tile_n == 8) run_small_m<T, 1>(p, plan, stream);
     if (plan.tile_n == 16) run_small_m<T, 2>(p, plan, stream);
     if (plan.tile_n == 32) run_small_m<T, 4>(p, plan, stream);
     return plan.tile_n == 8 || plan.tile_n == 16 || plan.tile_n == 32;
   }
-  return run_tiled_plan<T>(tiles, p, plan, stream);
+  return run_tiled_plan<T>(BuiltTiles{}, p, plan, stream);
 }
 
 }  // namespace rlk::cuda

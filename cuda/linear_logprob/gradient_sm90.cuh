@@ -219,8 +219,8 @@ void run_gradients_of(const LogprobBackwardParams& p, const Head& head, const vo
 }
 
 template <class T>
-void run_gradients_for(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
-                       cudaStream_t stream) {
+void run_logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                         cudaStream_t stream) {
   p.label_smoothing != 0.0f ? run_gradients_of<T, SmoothedRow>(p, head, u, groups, stream)
                             : run_gradients_of<T, BackwardRow>(p, head, u, groups, stream);
 }

@@ -13,16 +13,18 @@ RLK_CUDA_KERNELS(void scored_rows(const ScoredRowsParams& p, cudaStream_t stream
                  void zero_rows_past(const ScoredGroups* groups, void* rows, std::int64_t num_rows,
                                      std::int64_t row_bytes, cudaStream_t stream);)
 
+struct Bf16;  // the operands' types (../common/element.cuh)
+struct Fp16;
+
 // Forward without logits in memory. Rows have one stride, and TMA can read them. The workspace holds all
 // rows. u: [num_rows, lora_rank] of LoRA, or null.
-void linear_logprob_bf16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
-void linear_logprob_f16_sm90(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
+template <class T>
+void run_heads(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 
 // Computes dlogits in the operands' type. TMA must be able to read the rows of hidden states and of
 // weights; `groups` is as in linear_logprob.h.
-void logit_gradients_bf16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,
-                               const ScoredGroups* groups, cudaStream_t stream);
-void logit_gradients_f16_sm90(const LogprobBackwardParams& p, const Head& head, const void* u,
-                              const ScoredGroups* groups, cudaStream_t stream);
+template <class T>
+void run_logit_gradients(const LogprobBackwardParams& p, const Head& head, const void* u, const ScoredGroups* groups,
+                         cudaStream_t stream);
 
 }  // namespace rlk::cuda

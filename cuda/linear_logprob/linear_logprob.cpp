@@ -116,8 +116,8 @@ void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream strea
       linear(lora_product(q.head, rows, sums), device, stream);
       tree_sum(lora_rounding(q.head, rows, sums, u), device, stream);
     }
-    p.head.dtype == DType::kBFloat16 ? linear_logprob_bf16_sm90(q, u, to_stream(stream))
-                                     : linear_logprob_f16_sm90(q, u, to_stream(stream));
+    p.head.dtype == DType::kBFloat16 ? run_heads<Bf16>(q, u, to_stream(stream))
+                                     : run_heads<Fp16>(q, u, to_stream(stream));
   }
 }
 
@@ -134,8 +134,8 @@ void logit_gradients(const LogprobBackwardParams& p, const Head& head, const voi
   RLK_CHECK(rows_begin_at_16_bytes(p.dlogits, p.dlogits_rows, p.num_rows, 2),
             "linear_logprob: rows of gradients begin at multiples of 16 bytes");
   const DeviceGuard guard(device);
-  head.dtype == DType::kBFloat16 ? logit_gradients_bf16_sm90(p, head, u, groups, to_stream(stream))
-                                 : logit_gradients_f16_sm90(p, head, u, groups, to_stream(stream));
+  head.dtype == DType::kBFloat16 ? run_logit_gradients<Bf16>(p, head, u, groups, to_stream(stream))
+                                 : run_logit_gradients<Fp16>(p, head, u, groups, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

@@ -7,10 +7,13 @@
 
 namespace rlk::cuda {
 
+struct Bf16;  // the operands' types (../common/element.cuh)
+struct Fp16;
+
 constexpr std::int64_t kMostFusedRows = 64;  // rows of one warpgroup
 
 // Rows have one stride, and TMA can read them.
-void linear_sample_bf16_sm90(const LinearParams& product, const SampleParams& draw, cudaStream_t stream);
-void linear_sample_f16_sm90(const LinearParams& product, const SampleParams& draw, cudaStream_t stream);
+template <class T>
+void run_fused_rows(const LinearParams& product, const SampleParams& draw, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -52,11 +52,12 @@ void run_fused(const LinearParams& product, const SampleParams& draw, cudaStream
                          static_cast<const float*>(g.nodes), g.row_floats);
 }
 
+}  // namespace
+
 template <class T>
 void run_fused_rows(const LinearParams& product, const SampleParams& draw, cudaStream_t stream) {
   draw.exp == Exp::kHardware ? run_fused<T, Exp::kHardware>(product, draw, stream)
                              : run_fused<T, Exp::kPortable>(product, draw, stream);
 }
 
-}  // namespace
 }  // namespace rlk::cuda

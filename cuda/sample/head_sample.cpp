@@ -30,8 +30,8 @@ void fused_linear_sample(const LinearParams& product, const SampleParams& draw, 
   RLK_CHECK(draw.workspace != nullptr, "sample: a workspace is given");
   const DeviceGuard guard(device);
   note_plan([] { return std::string("fused, few rows"); });
-  product.dtype == DType::kBFloat16 ? linear_sample_bf16_sm90(product, draw, to_stream(stream))
-                                    : linear_sample_f16_sm90(product, draw, to_stream(stream));
+  product.dtype == DType::kBFloat16 ? run_fused_rows<Bf16>(product, draw, to_stream(stream))
+                                    : run_fused_rows<Fp16>(product, draw, to_stream(stream));
 }
 
 }  // namespace rlk::cuda

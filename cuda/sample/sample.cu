@@ -1,4 +1,4 @@
-// The launches of sample. Compiled once per architecture; sample_<type>_<exponential>.cu have the kernels.
+// The launches of sample. Compiled once per architecture; sample_rows.cu has the kernels.
 #include "launches.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

@@ -144,6 +144,14 @@ def test_every_cuda_kernel_has_code_for_hopper() -> None:
     ]
 
 
+def test_cmake_lists_the_parts_of_each_cuda_file_that_has_some() -> None:
+    """A file that names its RLK_PART but has no list would not compile; the list of a whole file would repeat it."""
+    listed = re.findall(r'^  "(\w+/\w+\.cu) [^"]+"', (ROOT / "cmake" / "Cuda.cmake").read_text(), re.M)
+    files = {str(path.relative_to(ROOT / "cuda")): path.read_text() for path in (ROOT / "cuda").glob("*/*.cu")}
+    assert listed
+    assert sorted(listed) == sorted(name for name, text in files.items() if "RLK_PART" in text)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_the_docs_have_a_row_of(op: str) -> None:
     lines = (ROOT / "docs" / "operators.md").read_text().splitlines()

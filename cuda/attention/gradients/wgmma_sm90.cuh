@@ -350,12 +350,8 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
 }
 
-// The heads that a file's instances serve: of 64 or 128 columns; of other widths below 128, or with narrower values; of
-// more than 128 columns.
-enum class GradientHeads { kWhole, kPadded, kWide };
-
 // All gradients of a call.
-template <GradientHeads kHeads, class Params>
+template <WgmmaForm kForm, class Params>
 void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
     using T = decltype(t);
@@ -366,9 +362,9 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
                                 : launch_attention_gradients<T, Tile, Exp::kPortable>(p, kernel, stream);
       };
       const std::int64_t columns = TileColumns::of(p.head_dim, p.value_dim).keys;
-      if constexpr (kHeads == GradientHeads::kWide) {
+      if constexpr (kForm == WgmmaForm::kWide) {
         columns == 192 ? launch(WideGradientTile<192, 128, 128>{}) : launch(WideGradientTile<256, 256, 64>{});
-      } else if constexpr (kHeads == GradientHeads::kPadded) {
+      } else if constexpr (kForm == WgmmaForm::kPadded) {
         columns == 64   ? launch(GradientTile<64, true>{})
         : columns == 80 ? launch(GradientTile<80, true>{})
         : columns == 96 ? launch(GradientTile<96, true>{})

@@ -1,0 +1,6 @@
+// The fused head for SM90, compiled once per operand type.
+#include "run_sm90.cuh"
+
+namespace rlk::cuda {
+template void run_heads<RLK_PART>(const LinearLogprobParams&, const void*, cudaStream_t);
+}

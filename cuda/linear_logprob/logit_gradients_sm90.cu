@@ -1,0 +1,7 @@
+// Gradients of the head's logits for SM90, compiled once per operand type.
+#include "gradient_sm90.cuh"
+
+namespace rlk::cuda {
+template void run_logit_gradients<RLK_PART>(const LogprobBackwardParams&, const Head&, const void*, const ScoredGroups*,
+                                            cudaStream_t);
+}

@@ -1,8 +1,0 @@
-#include "rows.cuh"
-
-namespace rlk::cuda::RLK_CUDA_ARCH {
-
-template void sample_rows<Fp32, Exp::kHardware>(const SampleParams&, const SampleChunk&, cudaStream_t);
-template void sample_raw<Fp32, Exp::kHardware>(const SampleParams&, const SampleChunk&, cudaStream_t);
-
-}  // namespace rlk::cuda::RLK_CUDA_ARCH
