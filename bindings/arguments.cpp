@@ -56,10 +56,6 @@ WeightArgument::WeightArgument(Frame* frame, nb::handle object, const char* name
   in_features = array->shape[1];
 }
 
-RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns) {
-  return {.inner = std::max<std::int64_t>(num_rows, 1), .outer_stride = 0, .inner_stride = columns};
-}
-
 void check_operand(const RowsArgument& a) {
   require_backend("linear", a.array);
   if (a->device.type != DeviceType::kCpu && a->dtype == DType::kFloat32) {
@@ -144,13 +140,9 @@ void check_dtype(const Array& a, const Array& like) {
   type_error(a.name(), "dtype ", like->dtype, " (that of ", like, "), got ", a->dtype, autocast_hint());
 }
 
-void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like) {
-  require_shape(std::ranges::equal(a.shape(), shape), a, "shape ", shape, " (that of ", like, ")");
-}
-
 void check_like(const RowsArgument& a, const RowsArgument& like) {
   check_dtype(a.array, like.array);
-  check_shape(a.array, like.array.shape(), like.array.name());
+  check_shape(a.array, like.array.shape(), " (that of ", like.array, ")");
 }
 
 void check_leading(const RowsArgument& a, const RowsArgument& like) {
@@ -173,7 +165,7 @@ const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std:
   if (bias->dtype != DType::kFloat32 && bias->dtype != dtype && bias->dtype != also) {
     dtype_error(bias, "float32", dtype == DType::kFloat32 ? "" : words(" or ", dtype, like));
   }
-  require_shape(bias->ndim == 1 && bias->shape[0] == columns, bias, "shape [", columns, "] (out_features)");
+  check_shape(bias, {columns}, " (out_features)");
   require_columns(bias);
   return &bias;
 }
@@ -196,7 +188,7 @@ void require_given(nb::handle object, const char* name) {
 }
 
 void require_flags(const Array& mask) {
-  const std::string dtype = mask.dtype_name();
+  const std::string dtype = name_of(mask.type());
   // Some floats of 8 bits lack -0, or even 0.
   const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");
   if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
@@ -206,14 +198,14 @@ void require_flags(const Array& mask) {
 
 TokenMask flags_of(const Array& mask) {
   if (mask->num_elements() == 0) return {};
-  return {mask->data, mask->ndim == 2 ? mask->stride(0) : 0, mask.element_bytes(), mask.is_float()};
+  return {mask->data, mask->ndim == 2 ? mask->stride(0) : 0, mask.element_bytes(), mask.type().is_float()};
 }
 
 TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose) {
   if (object.is_none()) return {};
   const Array& a = frame->read(object, "mask", kAnyDtype);
   require_flags(a);
-  check_shape(a, shape, whose);
+  check_shape(a, shape, " (that of ", whose, ")");
   if (a->ndim > 0) require_columns(a);
   return flags_of(a);
 }
@@ -267,7 +259,8 @@ TokenArguments::TokenArguments(Frame* frame, nb::handle tokens, const char* name
   require_columns(first_);
 }
 
-PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
+PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
+  const Array& a = frame_->read(object, name, kFloat32);
   const auto* const data = a.data<float>();
   if (std::ranges::equal(a.shape(), shape())) {
     const std::int64_t tokens = a->shape[a->ndim - 1];
@@ -292,10 +285,6 @@ PolicyTokens TokenArguments::read(const Array& a, bool per_sequence) const {
 
 PolicyTokens TokenArguments::optional(nb::handle object, const char* name, bool per_sequence) {
   return object.is_none() ? PolicyTokens{} : required(object, name, per_sequence);
-}
-
-PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool per_sequence) {
-  return read(frame_->read(object, name, kFloat32), per_sequence);
 }
 
 TokenMask TokenArguments::mask(nb::handle object, const char*) {

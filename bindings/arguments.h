@@ -3,9 +3,11 @@
 // (docs/tokens.md) and vectors beside them.
 #pragma once
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
+#include "cpp/ops/workspace.h"
 #include "ndarray.h"
 #include "rlk/ops/linear.h"
 #include "rlk/ops/logprob.h"
@@ -25,7 +27,7 @@ struct RowsArgument {
 
   const TensorView* operator->() const { return array.operator->(); }
   std::span<const std::int64_t> leading() const { return array.shape().first(array->ndim - 1); }
-  // Sets the rows in a kernel's params; the first operand also sets their number.
+  // Sets the rows in a kernel's params; the first operand also sets their number and size.
   template <class T>
   void put(const T** data, RowLayout* layout) const {
     *data = array.data<T>();
@@ -35,6 +37,7 @@ struct RowsArgument {
   void lead(const T** data, RowLayout* layout, Params* p) const {
     put(data, layout);
     if constexpr (requires { p->num_rows; }) p->num_rows = num_rows;
+    if constexpr (requires { p->columns; }) p->columns = columns;
     p->dtype = array->dtype;
   }
 
@@ -72,7 +75,6 @@ void put_bias(const Array* bias, Params* p) {
   p->bias_dtype = bias->view().dtype;
 }
 
-RowLayout contiguous_rows(std::int64_t num_rows, std::int64_t columns);
 // Layout of the rows that the leading dimensions span; errors call them `what`.
 RowLayout read_layout(const Array& a, int dims, const char* what);
 // Whether this number of parts makes a tree.
@@ -96,15 +98,25 @@ std::int64_t read_integer(nb::handle value, const char* name, const char* expect
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
 void require_contiguous(const Array& a);
-void require_columns(const Array& a);                         // requires contiguous columns
-void require_columns_below(const RowsArgument& a, int bits);  // requires fewer than 2^bits columns
-void check_dtype(const Array& a, const Array& like);          // requires the dtype of `like`
-void check_shape(const Array& a, std::span<const std::int64_t> shape, const char* like);  // requires `like`'s shape
-void check_like(const RowsArgument& a, const RowsArgument& like);                         // dtype and shape
+void require_columns(const Array& a);                                  // requires contiguous columns
+void require_columns_below(const RowsArgument& a, int bits);           // requires fewer than 2^bits columns
+void check_dtype(const Array& a, const Array& like);                   // requires the dtype of `like`
+void check_like(const RowsArgument& a, const RowsArgument& like);      // dtype and shape
 void check_head_dim(const Array& a);                                   // checks attention's last dimension
 void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
+
+// Requires a shape, which `why` explains in errors. A dense array is also contiguous.
+template <class... Words>
+void check_shape(const Array& a, Shape shape, const Words&... why) {
+  require_shape(std::ranges::equal(a.shape(), shape), a, "shape ", shape, why...);
+}
+template <class... Words>
+void check_dense(const Array& a, Shape shape, const Words&... why) {
+  require_shape(std::ranges::equal(a.shape(), shape) && a->is_contiguous(), a, "a contiguous array of shape ", shape,
+                why...);
+}
 
 // ---- tokens of sequences, and vectors -------------------------------------------------------------------------------
 
@@ -183,7 +195,6 @@ class TokenArguments {
 
  private:
   static std::int64_t stride_of(const Array& a) { return a->ndim == 2 ? a->stride(0) : 0; }
-  PolicyTokens read(const Array& a, bool per_sequence) const;
 
   Frame* frame_;
   const Array& first_;

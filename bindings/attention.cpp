@@ -70,7 +70,7 @@ struct Call : AttentionInput {
   const T* list(int of, std::int64_t size, const char* what, const Dtypes& dtypes = kInt32) {
     const Array* const a = frame_->optional(given(of), kNames[of], dtypes);
     if (!a) return nullptr;
-    require_shape(a->view().ndim == 1 && a->view().shape[0] == size, *a, "shape [", size, "] (", what, ")");
+    check_shape(*a, {size}, " (", what, ")");
     require_columns(*a);
     return a->elements<T>();
   }
@@ -240,7 +240,7 @@ RLK_EAGER_FUNCTION(attention, 14, (), nb::tuple arrays, nb::tuple options, nb::h
   Results results("attention", frame);
   if (out) {
     check_dtype(*out, call.of_q);
-    require_shape(std::ranges::equal(out->shape(), shape), *out, "shape ", std::span(shape), " (that of q)");
+    check_shape(*out, shape, " (that of q)");
     require_contiguous(*out);
     frame->require_writable(*out);
     p.out = out->view().data;
@@ -302,7 +302,7 @@ const float* read_rows(Frame* frame, nb::handle given, const char* name, std::sp
                        const char* what) {
   const Array* const a = frame->optional(given, name, kFloat32);
   if (!a) return nullptr;
-  require_shape(std::ranges::equal(a->shape(), shape), *a, "shape ", shape, " (", what, ")");
+  check_shape(*a, shape, " (", what, ")");
   require_contiguous(*a);
   return a->elements<float>();
 }
@@ -316,9 +316,7 @@ RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given),
               &out = frame->read(out_given, "out", kFloats.names);
   for (const Array* a : {&dout, &out}) {
     check_dtype(*a, call.of_q);
-    const Sizes wanted = call.out_shape();
-    require_shape(std::ranges::equal(a->shape(), wanted), *a, "shape ", wanted,
-                  " (that of q with the last dimension of v)");
+    check_shape(*a, call.out_shape(), " (that of q with the last dimension of v)");
     require_columns(*a);
   }
   p.dout = Call::heads(dout);

@@ -45,8 +45,7 @@ Results& Results::add_matrix(const Array* given, std::int64_t rows, std::int64_t
   *stride = columns;
   if (!given) return add(data, {rows, columns}, dtype, wanted);
   const Array& out = *given;
-  require_shape(out->ndim == 2 && out->shape[0] == rows && out->shape[1] == columns, out, "shape [", rows, ", ",
-                columns, "] (", what, ")");
+  check_shape(out, {rows, columns}, " (", what, ")");
   frame_->require_writable(out);
   require_columns(out);
   *stride = out->stride(0);

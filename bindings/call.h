@@ -17,13 +17,6 @@
 
 namespace rlk::bindings {
 
-// A shape. A Shape is valid only within the expression that creates it.
-struct Shape : std::span<const std::int64_t> {
-  using span::span;
-  Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
-  Shape(std::initializer_list<std::int64_t> sizes) : span(sizes.begin(), sizes.size()) {}
-};
-
 // Lock for a CPU while main_grad is read, added to and written, since backwards of several threads may share it. For a
 // GPU the lock is empty, since the stream orders the backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
@@ -34,8 +27,9 @@ std::unique_lock<std::mutex> lock_accumulation(Device device);
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
 // Workspace whose size a caller bounds.
-constexpr std::int64_t kAlign = 256;
-inline std::int64_t least_bytes(const WorkspaceRange& range) { return range.least == 0 ? 0 : range.least + kAlign; }
+inline std::int64_t least_bytes(const WorkspaceRange& range) {
+  return range.least == 0 ? 0 : range.least + kWorkspaceAlign;
+}
 
 // A caller's limit, or None.
 inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
@@ -73,8 +67,7 @@ class ReleasedGil {
 class Results {
  public:
   // The constructor refuses a device for which this build has no kernels of `op`.
-  Results(const char* op, const Frame* frame)
-      : frame_(frame), caller_((require_backend(op, *frame->first), make_caller(*frame))) {}
+  Results(const char* op, const Frame* frame) : frame_(frame), caller_((require_backend(op, *frame->first), *frame)) {}
 
   const Caller& caller() const { return caller_; }
 
@@ -136,8 +129,8 @@ class Results {
     return run(kernel, *p, accumulates);
   }
   // Runs a kernel in the same way, with the largest useful workspace: at most `limit` bytes or, without a limit, the
-  // usual size. The workspace begins at a multiple of kAlign, wherever the allocator's memory begins. `on_cpu`: whether
-  // the CPU backend takes a workspace, too.
+  // usual size. The workspace begins at a multiple of kWorkspaceAlign, wherever the allocator's memory begins.
+  // `on_cpu`: whether the CPU backend takes a workspace, too.
   template <class Params>
   nb::object run_within(std::optional<std::int64_t> limit, bool on_cpu,
                         WorkspaceRange (*range_of)(const Params&, Device),
@@ -147,11 +140,10 @@ class Results {
     if (limit) require_bytes(least_bytes(range), *limit, "this call");
     const bool takes = range.most > 0 && (on_cpu || caller_.device.type != DeviceType::kCpu);
     if (!takes) return run(kernel, *p, accumulates);
-    p->workspace_bytes = std::min(range.most, limit.value_or(usual_workspace(range)) - kAlign);
+    p->workspace_bytes = std::min(range.most, limit.value_or(usual_workspace(range)) - kWorkspaceAlign);
     void* memory = nullptr;
-    const nb::object workspace = take_workspace(caller_, p->workspace_bytes + kAlign, &memory);
-    const auto first = reinterpret_cast<std::uintptr_t>(memory);
-    p->workspace = static_cast<unsigned char*>(memory) + (kAlign - first % kAlign) % kAlign;
+    const nb::object workspace = take_workspace(caller_, p->workspace_bytes + kWorkspaceAlign, &memory);
+    p->workspace = reinterpret_cast<void*>(aligned(reinterpret_cast<std::int64_t>(memory)));
     return run(kernel, *p, accumulates);
   }
   nb::object result();

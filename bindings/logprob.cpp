@@ -72,9 +72,8 @@ struct LogprobCall : LogprobInput {
 
   // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
   void check_rows(const Array& array, RowLayout* layout = nullptr) const {
-    require_shape(std::ranges::equal(array.shape(), rows_shape()), array, "shape ", rows_shape(), " (", first,
-                  " without the last dimension)");
-    if (layout == nullptr) return require(array->is_contiguous(), array, "a contiguous array", kCopyHint);
+    check_shape(array, rows_shape(), " (", first, " without the last dimension)");
+    if (layout == nullptr) return require_contiguous(array);
     const auto rows = row_layout(array.view(), array->ndim);
     require(rows.has_value(), array, "at most two strides", kCopyHint);
     *layout = *rows;
@@ -137,8 +136,7 @@ struct LogprobCall : LogprobInput {
   void read_kept(Frame* frame, nb::handle ids, nb::handle offsets) {
     const Array &kept = frame->read(ids, "kept ids", kInt32), &rows = frame->read(offsets, "kept offsets", kInt64);
     require_shape(kept->ndim == 1 && kept->is_contiguous(), kept, "a contiguous array of shape [number of ids]");
-    require_shape(rows->ndim == 1 && rows->shape[0] == num_rows + 1 && rows->is_contiguous(), rows,
-                  "a contiguous array of shape [", num_rows + 1, "] (rows + 1)");
+    check_dense(rows, {num_rows + 1}, " (rows + 1)");
     kept_ids = kept.data<std::int32_t>();
     kept_offsets = rows.data<std::int64_t>();
     kept_size = kept->shape[0];
@@ -239,7 +237,7 @@ RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoo
 RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& logits) {
   const TensorView &v = out.view(), &x = logits.view();
   check_dtype(out, logits);
-  require_shape(std::ranges::equal(out.shape(), logits.shape()), out, "shape ", logits.shape());
+  check_shape(out, logits.shape());
   frame.require_writable(out, &logits);
   require_columns(out);
   bool same = v.data == x.data;
@@ -262,7 +260,7 @@ RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle e
   Results results("logprob", frame);
   if (out.is_none()) {
     results.add(&p.dlogits, call.first.shape(), p.dtype);
-    p.dlogits_rows = contiguous_rows(p.num_rows, p.num_columns);
+    p.dlogits_rows = dense(p.num_rows, p.num_columns);
   } else {
     const Array& given = frame->read(out, "out", name_of(p.dtype));
     p.dlogits_rows = gradient_layout(*frame, given, call.first);
@@ -343,8 +341,7 @@ struct HeadArguments {
     require_columns(a);
     head.lora_rank = va.shape[0];
     check_dtype(b, hidden.array);
-    require_shape(vb.ndim == 2 && vb.shape[1] == head.lora_rank && vb.shape[0] == outs, b, "shape [", outs, ", ",
-                  head.lora_rank, "] (the rows of weight, those of lora_a)");
+    check_shape(b, {outs, head.lora_rank}, " (the rows of weight, those of lora_a)");
     require_columns(b);
     head.lora_a = va.data;
     head.lora_b = vb.data;
@@ -381,7 +378,7 @@ LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, b
   auto p = a.params<LinearLogprobBackwardParams>();
   p.dh_segments = a.dh_segments;
   p.wide_dhidden = needs & 1 << kHidden && !shard.is_none() && a.dh_segments > 1;
-  p.dhidden_rows = contiguous_rows(p.num_rows, a.head.in_features);
+  p.dhidden_rows = dense(p.num_rows, a.head.in_features);
   p.dweight_dtype = accumulates ? DType::kFloat32 : a.head.dtype;
   p.dweight_stride = p.main_grad_stride = a.head.in_features;
   p.dbias_dtype = a.head.bias_dtype;
@@ -396,7 +393,7 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
   auto p = backward_params(a, needs, has_main_grad, shard);
   // Uses an address in place of memory that is not allocated yet. The size of the workspace does not depend on it.
   const auto some = [&](int operand, bool there = true) {
-    return needs >> operand & 1 && there ? reinterpret_cast<void*>(kAlign) : nullptr;
+    return needs >> operand & 1 && there ? reinterpret_cast<void*>(kWorkspaceAlign) : nullptr;
   };
   p.dhidden = some(kHidden);
   p.dweight = some(kWeight);

@@ -18,11 +18,13 @@ struct DLPackVersion {
   std::uint32_t major, minor;
 };
 struct DLManagedTensor {
+  static constexpr const char *kName = "dltensor", *kUsed = "used_dltensor";
   DLTensor tensor;
   void* manager_ctx;
   void (*deleter)(DLManagedTensor*);
 };
 struct DLManagedTensorVersioned {
+  static constexpr const char *kName = "dltensor_versioned", *kUsed = "used_dltensor_versioned";
   DLPackVersion version;
   void* manager_ctx;
   void (*deleter)(DLManagedTensorVersioned*);
@@ -59,22 +61,11 @@ constexpr Format kFormats[] = {
     {DType::kUInt8, kDLUInt, 8, "uint8"},
 };
 
-const Format* format_of(DLDataType t) {
+const Format* format_of(ElementType t) {
   for (const Format& f : kFormats) {
     if (t.code == f.code && t.bits == f.bits && t.lanes == 1) return &f;
   }
   return nullptr;
-}
-
-std::string dtype_text(DLDataType t) {
-  constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
-  constexpr const char* kFloat8[] = {"_e3m4",     "_e4m3", "_e4m3b11fnuz", "_e4m3fn",
-                                     "_e4m3fnuz", "_e5m2", "_e5m2fnuz",    "_e8m0fnu"};
-  const char* kind =
-      t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // codes past kKinds are floats of 8 bits and less
-  const std::size_t form = t.code - std::size(kKinds);        // index among those floats
-  const char* of_float8 = t.code >= std::size(kKinds) && form < std::size(kFloat8) ? kFloat8[form] : "";
-  return kind + std::to_string(t.bits) + of_float8 + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
 }
 
 Device device_of(DLDevice d, const char* name) {
@@ -83,6 +74,12 @@ Device device_of(DLDevice d, const char* name) {
   if (d.device_type == kDLCUDA) return {DeviceType::kCuda, d.device_id};
   if (d.device_type == kDLROCM) return {DeviceType::kRocm, d.device_id};
   type_error(name, "an array on a CPU, CUDA or ROCm device, got DLPack device type ", d.device_type);
+}
+DLDevice device_of(Device device) {
+  return {device.type == DeviceType::kCpu    ? kDLCPU
+          : device.type == DeviceType::kCuda ? kDLCUDA
+                                             : kDLROCM,
+          device.index};
 }
 
 PyObject* cure_of;  // never released, since errors may still be raised at exit
@@ -111,10 +108,21 @@ bool is_addressable(const DLTensor& t) {
   return !__builtin_mul_overflow(reach, bytes, &reach);
 }
 
+// What an unconsumed capsule holds, or null for a capsule of another kind.
 template <class Managed>
-void release(void* p) {
-  auto* t = static_cast<Managed*>(p);
-  if (t->deleter) t->deleter(t);
+Managed* held_by(nb::handle capsule) {
+  if (!PyCapsule_IsValid(capsule.ptr(), Managed::kName)) return nullptr;
+  return static_cast<Managed*>(PyCapsule_GetPointer(capsule.ptr(), Managed::kName));
+}
+// Consumes the capsule: `owner` releases what it held.
+template <class Managed, class Owner>
+DLTensor take(Managed* managed, nb::handle capsule, Owner* owner) {
+  PyCapsule_SetName(capsule.ptr(), Managed::kUsed);
+  *owner = {managed, [](void* p) {
+              auto* const held = static_cast<Managed*>(p);
+              if (held->deleter) held->deleter(held);
+            }};
+  return managed->tensor;
 }
 
 template <class... Words>
@@ -166,12 +174,6 @@ const ExchangeApi kDescribed = {
     .current_stream = [](std::int32_t, std::int32_t, void**) { return 0; }};
 nb::object described_api() { return nb::capsule(&kDescribed, "dlpack_exchange_api"); }
 
-// A torch DTensor has no memory of its own, and its DLPack view does not show that it is a DTensor.
-static void refuse_distributed(nb::handle object, const char* name) {
-  if (kind_of(object) != "DTensor") return;
-  type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
-}
-
 void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 void raise_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
@@ -187,6 +189,27 @@ const char* name_of(DType dtype) {
   }
   return "?";
 }
+
+std::string name_of(ElementType t) {
+  if (const Format* const format = format_of(t)) return format->name;
+  constexpr const char* kKinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+  constexpr const char* kFloat8[] = {"_e3m4",     "_e4m3", "_e4m3b11fnuz", "_e4m3fn",
+                                     "_e4m3fnuz", "_e5m2", "_e5m2fnuz",    "_e8m0fnu"};
+  const char* kind =
+      t.code < std::size(kKinds) ? kKinds[t.code] : "float";  // codes past kKinds are floats of 8 bits and less
+  const std::size_t form = t.code - std::size(kKinds);        // index among those floats
+  const char* of_float8 = t.code >= std::size(kKinds) && form < std::size(kFloat8) ? kFloat8[form] : "";
+  return kind + std::to_string(t.bits) + of_float8 + (t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
+}
+
+ElementType element_of(DType dtype) {
+  for (const Format& f : kFormats) {
+    if (f.dtype == dtype) return {f.code, f.bits};
+  }
+  type_error("out", "a dtype of arrays");
+}
+
+bool ElementType::is_float() const { return code == kDLFloat || code == kDLBfloat; }
 
 std::string name_of(Device device) {
   if (device.type == DeviceType::kCpu) return "cpu";
@@ -304,25 +327,16 @@ bool has_numbers(nb::handle tensor) {
 Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object_(object), name_(name) {
   DLTensor t{};
   if (PyCapsule_CheckExact(object.ptr())) {
-    PyObject* capsule = object.ptr();
-    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-      auto* managed = static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule, "dltensor_versioned"));
+    if (auto* const managed = held_by<DLManagedTensorVersioned>(object)) {
       if (managed->version.major != 1) {
         buffer_error(name, "DLPack version 1.x, got ", managed->version.major, ".", managed->version.minor);
       }
-      PyCapsule_SetName(capsule, "used_dltensor_versioned");
-      owner_ = managed;
-      release_ = release<DLManagedTensorVersioned>;
       view_.read_only = managed->flags & kReadOnlyFlag;
-      t = managed->tensor;
-    } else if (PyCapsule_IsValid(capsule, "dltensor")) {
-      auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
-      PyCapsule_SetName(capsule, "used_dltensor");
-      owner_ = managed;
-      release_ = release<DLManagedTensor>;
-      t = managed->tensor;
+      t = take(managed, object, &owner_);
+    } else if (auto* const unversioned = held_by<DLManagedTensor>(object)) {
+      t = take(unversioned, object, &owner_);
     } else {
-      const char* got = PyCapsule_GetName(capsule);
+      const char* got = PyCapsule_GetName(object.ptr());
       buffer_error(name, "an unconsumed DLPack capsule, got one named '", got ? got : "", "'");
     }
   } else if (const Exchange exchange = exchange_of(object); exchange.api) {
@@ -337,67 +351,47 @@ Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object
   } else {
     refuse_object(object, name);
   }
-  try {
-    const Format* format = format_of(t.dtype);
-    const bool moves = dtypes.moves && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
-                       std::has_single_bit(t.dtype.bits);
-    if (!format && !moves) {
-      cured_type_error(object, name, words("expected dtype ", dtypes.names, ", got ", dtype_text(t.dtype)));
-    }
-    if (format) view_.dtype = format->dtype;
-    code_ = t.dtype.code;
-    bits_ = t.dtype.bits;
-    view_.device = device_of(t.device, name);
-    require(t.ndim >= 0 && t.ndim <= 8, name, "at most 8 dimensions, got ", t.ndim);
-    const std::span<const std::int64_t> shape(t.shape, static_cast<std::size_t>(t.ndim));
-    std::int64_t elements = 1;
-    for (int i = 0; i < t.ndim; ++i) {
-      if (t.shape[i] < 0 || __builtin_mul_overflow(elements, t.shape[i], &elements)) {
-        argument_error(name, "shape ", shape, " is negative or its product overflows");
-      }
-      inline_shape_[i] = t.shape[i];
-      inline_strides_[i] = t.strides ? t.strides[i] : 0;
-    }
-    if (!is_addressable(t)) {
-      argument_error(name, "shape ", shape, " with its strides reaches beyond 64-bit addresses");
-    }
-    view_.ndim = t.ndim;
-    view_.shape = inline_shape_;
-    view_.strides = t.strides ? inline_strides_ : nullptr;
-    view_.data = static_cast<char*>(t.data) + t.byte_offset;
-    if (!t.data) {
-      refuse_distributed(object, name);  // one without elements, too
-      if (elements > 0) argument_error(name, "has no memory (a fake, meta or freed tensor)");
-    }
-    const auto alignment = static_cast<unsigned>(std::min(element_bytes(), 8));
-    require(elements == 0 || reinterpret_cast<std::uintptr_t>(view_.data) % alignment == 0, name,
-            "an address that is a multiple of its ", alignment, "-byte elements");
-    if (!dtypes.has(view_.dtype)) dtype_error(*this, dtypes.names);
-  } catch (...) {
-    if (release_) release_(owner_);
-    throw;
+  type_ = {t.dtype.code, t.dtype.bits, t.dtype.lanes};
+  const Format* format = format_of(type_);
+  const bool moves = dtypes.moves && t.dtype.lanes == 1 && t.dtype.bits >= 8 && t.dtype.bits <= 128 &&
+                     std::has_single_bit(t.dtype.bits);
+  if (!format && !moves) {
+    cured_type_error(object, name, words("expected dtype ", dtypes.names, ", got ", name_of(type_)));
   }
-}
-
-bool Array::is_float() const { return code_ == kDLFloat || code_ == kDLBfloat; }
-
-std::string Array::dtype_name() const {
-  const DLDataType t = {code_, bits_, 1};
-  const Format* format = format_of(t);
-  return format ? format->name : dtype_text(t);
-}
-
-Array::~Array() {
-  if (release_) release_(owner_);
+  if (format) view_.dtype = format->dtype;
+  view_.device = device_of(t.device, name);
+  require(t.ndim >= 0 && t.ndim <= 8, name, "at most 8 dimensions, got ", t.ndim);
+  const std::span<const std::int64_t> shape(t.shape, static_cast<std::size_t>(t.ndim));
+  std::int64_t elements = 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.shape[i] < 0 || __builtin_mul_overflow(elements, t.shape[i], &elements)) {
+      argument_error(name, "shape ", shape, " is negative or its product overflows");
+    }
+    inline_shape_[i] = t.shape[i];
+    inline_strides_[i] = t.strides ? t.strides[i] : 0;
+  }
+  if (!is_addressable(t)) {
+    argument_error(name, "shape ", shape, " with its strides reaches beyond 64-bit addresses");
+  }
+  view_.ndim = t.ndim;
+  view_.shape = inline_shape_;
+  view_.strides = t.strides ? inline_strides_ : nullptr;
+  view_.data = static_cast<char*>(t.data) + t.byte_offset;
+  if (!t.data) {
+    // A torch DTensor has no memory of its own, even without elements, and its DLPack view does not show what it is.
+    if (kind_of(object) == "DTensor") type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
+    if (elements > 0) argument_error(name, "has no memory (a fake, meta or freed tensor)");
+  }
+  const auto alignment = static_cast<unsigned>(std::min(element_bytes(), 8));
+  require(elements == 0 || reinterpret_cast<std::uintptr_t>(view_.data) % alignment == 0, name,
+          "an address that is a multiple of its ", alignment, "-byte elements");
+  if (!dtypes.has(view_.dtype)) dtype_error(*this, dtypes.names);
 }
 
 static nb::object relabelled(nb::object capsule, int bits, int code) {
-  DLTensor* tensor = nullptr;
-  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
-    tensor = &static_cast<DLManagedTensorVersioned*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"))->tensor;
-  } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
-    tensor = &static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor;
-  }
+  auto* const versioned = held_by<DLManagedTensorVersioned>(capsule);
+  auto* const unversioned = held_by<DLManagedTensor>(capsule);
+  DLTensor* const tensor = versioned ? &versioned->tensor : unversioned ? &unversioned->tensor : nullptr;
   if (!tensor || tensor->dtype.bits != bits) {
     raise_type_error(words("expected an unconsumed DLPack capsule of ", bits, "-bit elements"));
   }
@@ -445,19 +439,14 @@ void Frame::require_writable(const Array& out, const Array* in_place) const {
   }
 }
 
-Caller make_caller(const Frame& frame) {
-  const Array& first = *frame.first;
-  const Device device = frame.device();
-  Caller caller{.api = nullptr, .allocate = frame.allocate, .device = device, .stream = frame.stream};
-  if (PyCapsule_CheckExact(first.object().ptr())) return caller;
-  caller.api = exchange_api(first.object());
-  if (caller.api && device.type != DeviceType::kCpu) {
-    void* current = nullptr;
-    const int type = device.type == DeviceType::kCuda ? kDLCUDA : kDLROCM;
-    if (caller.api->current_stream(type, device.index, &current) != 0) throw nb::python_error();
-    caller.stream = reinterpret_cast<Stream>(current);
-  }
-  return caller;
+Caller::Caller(const Frame& frame) : allocate(frame.allocate), device(frame.device()), stream(frame.stream) {
+  const nb::handle first = frame.first->object();
+  if (PyCapsule_CheckExact(first.ptr())) return;
+  api = exchange_api(first);
+  if (!api || device.type == DeviceType::kCpu) return;
+  void* current = nullptr;
+  if (api->current_stream(device_of(device).device_type, device.index, &current) != 0) throw nb::python_error();
+  stream = reinterpret_cast<Stream>(current);
 }
 
 double read_number(nb::handle value, const char* name, const char* expected) {
@@ -481,36 +470,21 @@ double read_number(nb::handle value, const char* name, const char* expected) {
   return x;
 }
 
-Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, DType dtype) const {
-  for (const Format& f : kFormats) {
-    if (f.dtype == dtype) return empty(shape, f.code, f.bits, f.name);
-  }
-  type_error("out", "a dtype of arrays");
-}
-
-Caller::Fresh Caller::empty_like(std::span<const std::int64_t> shape, const Array& like) const {
-  return empty(shape, like.code_, like.bits_, like.dtype_name());
-}
-
-Caller::Fresh Caller::empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits,
-                            const std::string& name) const {
+Caller::Fresh Caller::empty(Shape shape, ElementType type) const {
   if (!api) {
     nb::list sizes;
     for (std::int64_t s : shape) sizes.append(s);
-    nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name.c_str()));
+    nb::tuple made = nb::cast<nb::tuple>(allocate(nb::tuple(sizes), name_of(type).c_str()));
     const Array array(made[1], "out", kAnyDtype);
     require(array.view().device == device, "out", "memory on ", device, ", the allocator gave some on ",
             array.view().device);
     return {nb::object(made[0]), array.view().data};  // the array in made[0] keeps the memory
   }
   DLTensor prototype{};
-  prototype.device = {device.type == DeviceType::kCpu    ? kDLCPU
-                      : device.type == DeviceType::kCuda ? kDLCUDA
-                                                         : kDLROCM,
-                      device.index};
+  prototype.device = device_of(device);
   prototype.ndim = static_cast<std::int32_t>(shape.size());
   prototype.shape = const_cast<std::int64_t*>(shape.data());  // the standard says that it is only read
-  prototype.dtype = {code, bits, 1};
+  prototype.dtype = {type.code, type.bits, type.lanes};
   DLManagedTensorVersioned* managed = nullptr;
   std::string error;
   const auto set_error = [](void* ctx, const char* kind, const char* message) {

@@ -12,6 +12,7 @@
 #include <concepts>
 #include <forward_list>
 #include <initializer_list>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -40,6 +41,21 @@ void set_plain_types(nb::handle tensor, nb::handle parameter, nb::object functio
 // Whether a torch tensor has memory, and its numbers are in it. False for an empty one.
 bool has_numbers(nb::handle tensor);
 
+// A shape. A Shape is valid only within the expression that creates it.
+struct Shape : std::span<const std::int64_t> {
+  using span::span;
+  Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
+  Shape(std::initializer_list<std::int64_t> sizes) : span(sizes.begin(), sizes.size()) {}
+};
+
+// DLPack's type of an element.
+struct ElementType {
+  std::uint8_t code = 0, bits = 0;
+  std::uint16_t lanes = 1;
+  bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
+};
+ElementType element_of(DType dtype);
+
 // Dtypes that an argument may have, with their names for errors.
 struct Dtypes {
   constexpr Dtypes(std::initializer_list<DType> dtypes, const char* text) : names(text) {
@@ -67,9 +83,7 @@ constexpr Dtypes kAnyDtype{"of 1, 2, 4, 8 or 16 bytes an element", true};
 class Array {
  public:
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
-  ~Array();
   Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
 
   const TensorView& view() const { return view_; }
   const TensorView* operator->() const { return &view_; }
@@ -87,21 +101,18 @@ class Array {
   nb::handle object() const { return object_; }
   bool is_described() const { return is_described_; }
   std::span<const std::int64_t> shape() const { return {view_.shape, static_cast<std::size_t>(view_.ndim)}; }
-  int element_bytes() const { return bits_ / 8; }
-  bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
-  std::string dtype_name() const;
+  ElementType type() const { return type_; }
+  int element_bytes() const { return type_.bits / 8; }
 
  private:
-  friend struct Caller;
   TensorView view_;
   nb::handle object_;  // what Python passed; it outlives the call
   const char* name_;
-  std::uint8_t code_ = 0, bits_ = 0;  // code and bits of DLPack's dtype
+  ElementType type_;
   bool is_described_ = false;
   std::int64_t inline_shape_[8];  // a copy: a borrowed view's arrays may be the exporter's scratch
   std::int64_t inline_strides_[8];
-  void (*release_)(void*) = nullptr;
-  void* owner_ = nullptr;
+  std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};  // what a capsule held
 };
 
 // The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
@@ -128,6 +139,8 @@ struct Frame {
 
 // Allocator of outputs, and stream of the work. The allocator is torch, through its exchange API, or `allocate`.
 struct Caller {
+  explicit Caller(const Frame& frame);
+
   const ExchangeApi* api = nullptr;
   nb::handle allocate;
   Device device;
@@ -138,13 +151,9 @@ struct Caller {
     nb::object array;
     void* data;
   };
-  Fresh empty(std::span<const std::int64_t> shape, DType dtype) const;
-  Fresh empty_like(std::span<const std::int64_t> shape, const Array& like) const;  // with the dtype of `like`
-
- private:
-  Fresh empty(std::span<const std::int64_t> shape, std::uint8_t code, std::uint8_t bits, const std::string& name) const;
+  Fresh empty(Shape shape, ElementType type) const;
+  Fresh empty(Shape shape, DType dtype) const { return empty(shape, element_of(dtype)); }
 };
-Caller make_caller(const Frame& frame);
 // Refuses an array on a device for which this build has no kernels of `op`.
 void require_backend(const char* op, const Array& a);
 
@@ -168,6 +177,7 @@ nb::object bfloat16_capsule(nb::object capsule);
 nb::object bool_capsule(nb::object capsule);  // also marks bytes as bool
 
 const char* name_of(DType dtype);
+std::string name_of(ElementType type);
 std::string name_of(Device device);
 std::string kind_of(nb::handle object);
 std::string shape_text(std::span<const std::int64_t> shape);

@@ -32,8 +32,6 @@ PreferenceSide read_side(Frame* frame, const Names& names, nb::handle policy, nb
   return side;
 }
 
-float number(nb::list numbers, std::size_t i) { return static_cast<float>(nb::cast<double>(numbers[i])); }
-
 // Returns (losses, chosen_rewards, rejected_rewards, metrics, d_chosen, d_rejected, ranks or None). `numbers` has the
 // order of the contract's fields.
 RLK_FUNCTION(preference_loss,
@@ -48,7 +46,7 @@ RLK_FUNCTION(preference_loss,
   float* const fields[] = {&p.beta,     &p.label_smoothing, &p.margin,        &p.tau,
                            &p.alpha,    &p.nll_weight,      &p.half,          &p.log_keep,
                            &p.log_flip, &p.unflipped,       &p.chosen_weight, &p.rejected_weight};
-  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = number(numbers, i);
+  for (std::size_t i = 0; i < std::size(fields); ++i) *fields[i] = static_cast<float>(nb::cast<double>(numbers[i]));
   const bool pairs = p.kind != Preference::kKto;
   p.rejected = read_side(frame, kRejected, policy_rejected, ref_rejected, rejected_count, rejected_aligned,
                          pairs ? &p.chosen : nullptr);
@@ -65,7 +63,7 @@ RLK_FUNCTION(preference_loss,
       .add(&p.rejected.d_policy, {l})
       .add(&p.ranks, {2, w}, sorts);
   Caller::Fresh order;
-  if (sorts) order = results.caller().empty(Shape{2, w}, DType::kInt32);
+  if (sorts) order = results.caller().empty({2, w}, DType::kInt32);
   p.order = static_cast<std::int32_t*>(order.data);
   return results.run(rlk::preference_loss, p);
 }

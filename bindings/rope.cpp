@@ -182,7 +182,7 @@ RLK_EAGER_FUNCTION(rope, 5, (q_given, k_given, cos_given, sin_given, ids_given),
   const std::int64_t pairs = p.rotary_dim / 2;
   require(p.width == p.rotary_dim || p.width == pairs, cos, "a last dimension of ", p.rotary_dim, " or ", pairs,
           " (the rotated columns or their pairs), got shape ", cos.shape());
-  check_shape(sin, cos.shape(), "cos");
+  check_shape(sin, cos.shape(), " (that of cos)");
   p.cos.data = cos->data;
   p.sin.data = sin->data;
 

@@ -67,8 +67,7 @@ RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, pa
   require_columns_below(g, 31);
   EmbeddingBackwardParams p;
   const Array& tokens = read_ids(frame, ids, &p);
-  require_shape(std::ranges::equal(tokens.shape(), g.leading()), tokens, "shape ", g.leading(),
-                " (the leading dimensions of dy)");
+  check_shape(tokens, g.leading(), " (the leading dimensions of dy)");
   p.num_rows = read_size(num_rows, "num_rows");
   p.columns = g.columns;
   p.padding_idx = read_vocabulary(vocab_start, vocab_size, padding_idx, "num_rows", &p);
@@ -91,8 +90,7 @@ float read_eps(nb::handle value) {
 
 // Checks a vector [columns], contiguous.
 void check_vector(const Array& a, const RowsArgument& like) {
-  require_shape(a->ndim == 1 && a->shape[0] == like.columns, a, "shape [", like.columns, "] (the last dimension of ",
-                like.array, ")");
+  check_shape(a, {like.columns}, " (the last dimension of ", like.array, ")");
   require(a->shape[0] <= 1 || a->stride(0) == 1, a, "contiguous elements (stride 1), got stride ", a->stride(0));
 }
 
@@ -127,11 +125,10 @@ RLK_EAGER_FUNCTION(rms_norm, 3, (x, weight, residual, eps, weight_offset), bool 
   RmsNormParams p;
   read_weight(frame, weight, weight_offset, a, &p);
   a.lead(&p.x, &p.x_rows, &p);
-  p.columns = a.columns;
   p.eps = read_eps(eps);
   p.round_before_weight = round_before_weight;
   read_more(frame, residual, "residual", a, &p.residual, &p.residual_rows);
-  p.y_rows = p.new_residual_rows = contiguous_rows(p.num_rows, p.columns);
+  p.y_rows = p.new_residual_rows = dense(p.num_rows, p.columns);
   Results results("rms_norm", frame);
   results.add(&p.y, a.array.shape(), p.dtype);
   const bool adds = !residual.is_none();
@@ -152,7 +149,6 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
   read_weight(frame, weight, weight_offset, g, &p);
   g.lead(&p.dy, &p.dy_rows, &p);
   a.put(&p.h, &p.h_rows);
-  p.columns = g.columns;
   p.round_before_weight = round_before_weight;
   read_more(frame, d_new_residual, "d_new_residual", g, &p.d_new_residual, &p.d_new_residual_rows);
   Results results("rms_norm", frame);
@@ -161,16 +157,14 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
   if (rstd.is_none()) {
     statistics.eps = read_eps(eps);
     a.lead(&statistics.x, &statistics.x_rows, &statistics);
-    statistics.columns = p.columns;
     fresh = results.caller().empty(g.leading(), DType::kFloat32);
     p.rstd = statistics.rstd = static_cast<float*>(fresh.data);
   } else {
     const Array& given = frame->read(rstd, "rstd", kFloat32);
-    require_shape(std::ranges::equal(given.shape(), g.leading()) && given->is_contiguous(), given,
-                  "a contiguous array of shape ", g.leading(), " (the leading dimensions of dy)");
+    check_dense(given, g.leading(), " (the leading dimensions of dy)");
     p.rstd = given.data<float>();
   }
-  p.dx_rows = contiguous_rows(p.num_rows, p.columns);
+  p.dx_rows = dense(p.num_rows, p.columns);
   results.add(&p.dx, g.array.shape(), p.dtype, return_dx);
   if (!main_grad.is_none()) {
     const Array& total = frame->read(main_grad, "main_grad", kFloat32);
@@ -228,7 +222,7 @@ RLK_EAGER_FUNCTION(gated_mul, 2, (gate, up), int activation, bool round_before_m
   const GateAndUp in(frame, gate, up);
   GatedMulParams p;
   in.fill(&p, activation, round_before_mul);
-  p.y_rows = contiguous_rows(p.num_rows, p.columns);
+  p.y_rows = dense(p.num_rows, p.columns);
   return Results("silu_mul", frame).add(&p.y, in.shape(), p.dtype).run(rlk::gated_mul, p);
 }
 
@@ -239,11 +233,11 @@ RLK_FUNCTION(gated_mul_backward, (dy, gate, up), int activation, bool round_befo
   const RowsArgument g(frame, dy, "dy");
   check_dtype(g.array, in.first.array);
   const Sizes shape = in.shape();
-  check_shape(g.array, shape, "the result");
+  check_shape(g.array, shape, " (that of the result)");
   GatedMulBackwardParams p;
   in.fill(&p, activation, round_before_mul);
   g.put(&p.dy, &p.dy_rows);
-  p.d_gate_rows = p.d_up_rows = contiguous_rows(p.num_rows, in.first.columns);
+  p.d_gate_rows = p.d_up_rows = dense(p.num_rows, in.first.columns);
   Results results("silu_mul", frame);
   if (in.second) {
     results.add(&p.d_gate, shape, p.dtype, return_d_gate).add(&p.d_up, shape, p.dtype, return_d_up);
@@ -270,7 +264,7 @@ RLK_EAGER_FUNCTION(linear, 3, (x, weight, bias, k_segments), int out_dtype, bool
   p.k_segments = read_segments(k_segments, p.in_features);
   p.arithmetic = read_arithmetic(arithmetic, a);
   p.allow_vendor = allow_vendor;
-  p.y_rows = contiguous_rows(p.num_rows, p.out_features);
+  p.y_rows = dense(p.num_rows, p.out_features);
   return Results("linear", frame)
       .add(&p.y, shape_with(a.leading(), p.out_features), p.out_dtype)
       .run(rlk::linear, &p, linear_workspace_bytes<LinearParams>);
@@ -286,7 +280,7 @@ RLK_FUNCTION(linear_input_grad, (dy, weight), bool allow_vendor, int arithmetic)
   p.dx_dtype = p.dtype;
   p.arithmetic = read_arithmetic(arithmetic, g);
   p.allow_vendor = allow_vendor;
-  p.dx_rows = contiguous_rows(p.num_rows, p.in_features);
+  p.dx_rows = dense(p.num_rows, p.in_features);
   return Results("linear", frame)
       .add(&p.dx, shape_with(g.leading(), p.in_features), p.dtype)
       .run(rlk::linear_input_grad, &p, linear_workspace_bytes<LinearInputGradParams>);
@@ -343,7 +337,7 @@ RLK_FUNCTION(tree_sum, (parts, bias), int out_dtype) {
   for (int i = 0; i < count; ++i) {
     const Array& part = i == 0 ? whole : frame->read(parts[i], kNames[i], kFloat32);
     check_dtype(part, whole);
-    check_shape(part, whole.shape(), kNames[0]);
+    check_shape(part, whole.shape(), " (that of ", whole, ")");
     Sizes strides;
     for (int dim = 0; dim < part->ndim && !part->is_contiguous(); ++dim) strides.push_back(part->stride(dim));
     require(strides.empty(), part, "a contiguous array, got shape ", part.shape(), " with strides ", strides,

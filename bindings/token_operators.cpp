@@ -213,17 +213,6 @@ RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importan
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);
 }
 
-void read_policy_spec(nb::handle packed, PolicySpec& s) {
-  unpack(packed, "a PolicySpec", &s.level, &s.surrogate, &s.straight_through, &s.log_ratio_min, &s.log_ratio_max,
-         &s.clip_low, &s.clip_high, &s.ratio_cap, &s.dual_clip, &s.tau_positive, &s.tau_negative, &s.k_positive,
-         &s.lambda_positive, &s.k_negative, &s.lambda_negative, &s.quadratic, &s.kl, &s.kl_straight_through,
-         &s.kl_times_ratio, &s.kl_coef, &s.kl_input_limit, &s.kl_limit, &s.selected_kl, &s.selected_drops,
-         &s.entropy_coef, &s.entropy_scale, &s.entropy_token_mean, &s.importance, &s.importance_of_current,
-         &s.importance_mask, &s.gate, &s.importance_low, &s.importance_high, &s.importance_limit, &s.gate_low,
-         &s.gate_high, &s.drop_above, &s.drop_by_rollout, &s.denominator, &s.sequence_mean, &s.horizon, &s.scale,
-         &s.kl_gradient_ratio, &s.rollout_neutral);
-}
-
 // Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
 RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy),
              nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator, bool ratio_metrics,
@@ -231,7 +220,15 @@ RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, re
   TokenArguments tokens(frame, logprob, "logprob", cu_seqlens);
   require_given(mask, "mask");
   auto p = tokens.params(mask, &PolicyLossParams::logprob);
-  read_policy_spec(spec, p.spec);
+  PolicySpec& s = p.spec;
+  unpack(spec, "a PolicySpec", &s.level, &s.surrogate, &s.straight_through, &s.log_ratio_min, &s.log_ratio_max,
+         &s.clip_low, &s.clip_high, &s.ratio_cap, &s.dual_clip, &s.tau_positive, &s.tau_negative, &s.k_positive,
+         &s.lambda_positive, &s.k_negative, &s.lambda_negative, &s.quadratic, &s.kl, &s.kl_straight_through,
+         &s.kl_times_ratio, &s.kl_coef, &s.kl_input_limit, &s.kl_limit, &s.selected_kl, &s.selected_drops,
+         &s.entropy_coef, &s.entropy_scale, &s.entropy_token_mean, &s.importance, &s.importance_of_current,
+         &s.importance_mask, &s.gate, &s.importance_low, &s.importance_high, &s.importance_limit, &s.gate_low,
+         &s.gate_high, &s.drop_above, &s.drop_by_rollout, &s.denominator, &s.sequence_mean, &s.horizon, &s.scale,
+         &s.kl_gradient_ratio, &s.rollout_neutral);
   RLK_FILL(p, tokens.optional, old_logprob)
   p.advantage = tokens.required(advantage, "advantage", true);
   RLK_FILL(p, tokens.optional, ref_logprob)
@@ -460,7 +457,7 @@ RLK_PLAIN_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
   const Array a(array, name, kAnyDtype);
   nb::list shape;
   for (const std::int64_t size : a.shape()) shape.append(size);
-  return nb::make_tuple(nb::tuple(shape), nb::str(a.dtype_name().c_str()));
+  return nb::make_tuple(nb::tuple(shape), nb::str(name_of(a.type()).c_str()));
 }
 
 // Number of bytes of a token: the dimensions from `first` on, which must have no gaps.
@@ -497,9 +494,7 @@ RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positi
   p.num_tokens = num_tokens;
   p.capacity = unpacks && first->ndim > 0 ? first->shape[0] : capacity;
   if (const Array* const where = frame->optional(positions, "positions", kInt32)) {
-    const std::int64_t shape[] = {p.num_sequences, num_tokens};
-    require_shape(std::ranges::equal(where->shape(), shape) && where->view().is_contiguous(), *where,
-                  "a contiguous array of shape ", Shape(shape));
+    check_dense(*where, {p.num_sequences, num_tokens});
     p.positions = where->view().num_elements() == 0 ? nullptr : where->data<std::int32_t>();
   }
   const Results results("pack", frame);
@@ -525,7 +520,7 @@ RLK_FUNCTION(pack, (), nb::list arrays, nb::handle cu_seqlens, nb::handle positi
     shape.insert(shape.end(), a.shape().begin() + dims, a.shape().end());
     part.fill = nb::cast<std::uint64_t>(fills[i]);
     require(shape.size() <= 8, a, "at most 7 dimensions, got 8");
-    Caller::Fresh fresh = results.caller().empty_like(shape, a);
+    Caller::Fresh fresh = results.caller().empty(shape, a.type());
     (unpacks ? part.padded : part.packed) = fresh.data;
     parts.push_back(part);
     out.append(fresh.array);
