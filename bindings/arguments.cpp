@@ -100,18 +100,14 @@ void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t colu
                  ")", padded == vocab_size ? "" : pad);
 }
 
-// Returns the value as a Python int; refuses a bool.
-static nb::object index_of(nb::handle value, bool refused, const char* name, const char* expected) {
-  PyObject* const index = refused || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr());
-  if (index) return nb::steal(index);
-  PyErr_Clear();  // __index__ of an array with several elements raises
-  type_error(name, expected, ", got ", kind_of(value));
-}
-
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
   // An array's __index__ waits for its device if the array is one integer, and raises otherwise.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
-  const nb::object index = index_of(value, is_array, name, expected);
+  const nb::object index = nb::steal(is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
+  if (!index.is_valid()) {
+    PyErr_Clear();
+    type_error(name, expected, ", got ", kind_of(value));
+  }
   int too_large = 0;
   const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
   if (too_large != 0) {
@@ -124,10 +120,8 @@ std::int64_t read_integer(nb::handle value, const char* name, const char* expect
 }
 
 int read_segments(nb::handle k_segments, std::int64_t in_features) {
-  const nb::object index = index_of(k_segments, false, "k_segments", "an integer");
-  int too_large = 0;
-  const long long s = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
-  require(too_large == 0 && is_tree(s), "k_segments", "1, 2, 4 or 8, got ", index);
+  const std::int64_t s = read_integer(k_segments, "k_segments", "an integer");
+  require(is_tree(s), "k_segments", "1, 2, 4 or 8, got ", s);
   const std::int64_t step = 16 * s;
   require(s == 1 || in_features % step == 0, "k_segments", "in_features to be a multiple of ", step,
           " (16 * k_segments), got ", in_features, "; pad x and weight with zero columns to ",
