@@ -68,6 +68,12 @@ def value(clip: float | None, **of: float) -> tuple[float, ...]:
     return found.loss.item(), x.grad.item()
 
 
+def explained(**of: float) -> tuple[float, ...]:
+    """The metric of three tokens, since one token has no variance."""
+    value, returns = (torch.tensor([[of[k], 0.5, -1.0]]) for k in ("value", "returns"))
+    return (float(rk.value_loss(value, None, returns, clip=None).metrics.explained_variance),)
+
+
 def weight(level: str, mode: str, rollout_nan: str = "nan", **of: float) -> tuple[float, ...]:
     found = rk.importance_weights(
         row(of["logprob"]), row(of["rollout_logprob"]), ONE, level=level, mode=mode, upper=2.0,
@@ -164,6 +170,8 @@ def calls() -> dict[tuple[str, str], Any]:
     for clip in (None, 0.2):
         numbers = {"value": 1.0, "returns": 2.0, **({} if clip is None else {"old_value": 0.5})}
         add(f"value_loss clip {clip}", lambda clip=clip, **of: value(clip, **of), numbers, numbers)
+    numbers = {"value": 1.0, "returns": 2.0}
+    add("value_loss explained_variance", explained, numbers, numbers)
     rollout = {k: TOKEN[k] for k in ("logprob", "rollout_logprob")}
     for level in ("token", "sequence", "geometric"):
         for mode in ("truncate", "mask"):

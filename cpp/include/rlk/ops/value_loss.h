@@ -55,7 +55,8 @@ enum ValueMetric : int {
   kValueMetricValueMean,
   kValueMetricReturnMean,
   // 1 - V_e / V_R, V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales
-  // of e and R. The metric is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0.
+  // of e and R. The metric is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0. It is NaN where a value or
+  // a return is infinite or NaN.
   kValueMetricExplainedVariance,
   kValueMetrics,
 };
