@@ -21,12 +21,7 @@ from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import Operator
 from ._register import LIBRARY, define, fake, implement
-from ._run import (
-    is_differentiated,
-    refuse_derivatives,
-    straight,
-    traced,
-)
+from ._run import is_differentiated, refuse_derivatives, straight, traced
 from ._schema import apart, dtype_of, schema, title
 from ._torch import (
     autocast,

@@ -13,13 +13,7 @@ from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import Operator
 from ._schema import as_schema, is_number, title
-from ._torch import (
-    apply_function,
-    functorch_active,
-    is_compiling,
-    is_grad_enabled,
-    require_tensors,
-)
+from ._torch import apply_function, functorch_active, is_compiling, is_grad_enabled, require_tensors
 
 _ops = torch.ops.rl_kernel_native
 get_num_threads, set_num_threads = torch.get_num_threads, _C.set_num_threads

@@ -16,8 +16,7 @@ from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refu
 __all__ = ["attention_merge", "attention_merge_approximate"]
 
 functions(
-    attention_merge="object*4, int*2, bool, object, int",
-    attention_merge_approximate="object*2, int, bool, object, int",
+    attention_merge="object*4, int*2, bool, object, int", attention_merge_approximate="object*2, int, bool, object, int"
 )
 
 _CURE = "a merge has none; call under torch.no_grad() or pass {name}.detach()"

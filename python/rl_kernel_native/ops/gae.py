@@ -24,11 +24,7 @@ __all__ = [
     "vtrace_reference",
 ]
 
-functions(
-    discounted_returns="object*4, bool, object, int",
-    gae="object*8, int",
-    vtrace="object*11, bool, object, int",
-)
+functions(discounted_returns="object*4, bool, object, int", gae="object*8, int", vtrace="object*11, bool, object, int")
 
 
 class GaeResult(NamedTuple, Generic[ArrayT]):

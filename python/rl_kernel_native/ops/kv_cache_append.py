@@ -19,13 +19,7 @@ _C = functions(kv_cache_append="object*6, int", kv_cache_append_eager="object*5"
 
 _KV_CACHE_APPEND = Operator(
     "kv_cache_append",
-    (
-        "k",
-        "v",
-        Array("k_cache", written=True),
-        Array("v_cache", written=True),
-        "slot_mapping",
-    ),
+    ("k", "v", Array("k_cache", written=True), Array("v_cache", written=True), "slot_mapping"),
     "",
     dtypes=(),
 )

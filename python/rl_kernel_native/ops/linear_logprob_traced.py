@@ -12,12 +12,7 @@ from .._native import module as _C
 from .._operator import Composed, Operator
 from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, joined, outputs_of
 
-_HEAD = (
-    "hidden",
-    "weight",
-    *(f"{name}?" for name in ("bias", "lora_a", "lora_b")),
-    "target",
-)
+_HEAD = ("hidden", "weight", *(f"{name}?" for name in ("bias", "lora_a", "lora_b")), "target")
 _OPTIONS = (
     f"{NUMBERS}, int logits_dtype, int? workspace_bytes, int unit, int dh_segments, float lora_scale, "
     "float label_smoothing"

@@ -171,10 +171,7 @@ WEIGHT_GRAD: Operator = Operator(
         _C.linear_weight_grad(*arrays, main_grad, None, option_code(how[0], "out_dtype"), *how[1:], *tail),
     ),
     gradient=Composed(
-        of=(0, 1),
-        incoming=("ddweight",),
-        backward=_weight_grad_gradients,
-        tangents=_of_product(lambda: WEIGHT_GRAD),
+        of=(0, 1), incoming=("ddweight",), backward=_weight_grad_gradients, tangents=_of_product(lambda: WEIGHT_GRAD)
     ),
     flops=lambda dy, x, *_: 2 * math.prod(dy) * x[-1],
 )

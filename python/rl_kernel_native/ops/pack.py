@@ -104,11 +104,7 @@ _LAYOUT = Operator(
     "pack_layout",
     (Array("kept", called=lambda how, _: "mask" if how[2] else "lengths"),),
     "SymInt num_tokens, SymInt capacity, bool by_mask",
-    outputs=lambda arrays, how: (
-        (arrays[0].shape[0] + 1,),
-        tuple(arrays[0].shape) if how[2] else None,
-        (1,),
-    ),
+    outputs=lambda arrays, how: ((arrays[0].shape[0] + 1,), tuple(arrays[0].shape) if how[2] else None, (1,)),
     dtypes=("int32",) * 3,
     native=_native_layout,
 )

@@ -22,11 +22,7 @@ STREAMS = 1 << 24  # kRandomStreams
 
 _RANDOM_BITS = Operator(
     "random_bits",
-    (
-        "sample_id",
-        Array("seed", number="SymInt"),
-        Array("position", number="SymInt"),
-    ),
+    ("sample_id", Array("seed", number="SymInt"), Array("position", number="SymInt")),
     "int n, int stream",
     outputs=lambda arrays, how: ((arrays[0].shape[0], how[0]),),
     dtypes=("int64",),

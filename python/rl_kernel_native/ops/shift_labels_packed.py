@@ -55,12 +55,7 @@ _LOSS_MASK_FROM_SPANS = Operator(
     outputs=_spans_shape,
     dtypes=("bool",),
 )
-_TOOL_MASK = Operator(
-    "tool_mask",
-    ("ids", "cu_seqlens?"),
-    "int[] begin, int[] end, bool include_end",
-    dtypes=("bool",),
-)
+_TOOL_MASK = Operator("tool_mask", ("ids", "cu_seqlens?"), "int[] begin, int[] end, bool include_end", dtypes=("bool",))
 
 
 def shift_labels_packed(

@@ -14,14 +14,7 @@ from .._types import AnyArray, ArrayT
 from ..contract import COMPOSED, EVERY_BACKEND, Bound, Row, U, add_rows, derivatives, roundings
 from ..reference.silu_mul import gelu_mul_reference, silu_mul_reference
 
-__all__ = [
-    "gelu_mul",
-    "gelu_mul_backward",
-    "gelu_mul_reference",
-    "silu_mul",
-    "silu_mul_backward",
-    "silu_mul_reference",
-]
+__all__ = ["gelu_mul", "gelu_mul_backward", "gelu_mul_reference", "silu_mul", "silu_mul_backward", "silu_mul_reference"]
 
 _C = functions(
     gated_mul="object*2, int, bool, object, int",
@@ -80,11 +73,7 @@ def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 _BACKWARD = Operator(
     "gated_mul_backward",
-    (
-        "dy",
-        Array("gate", called=_first_name),
-        "up?",
-    ),
+    ("dy", Array("gate", called=_first_name), "up?"),
     "int activation, bool round_before_mul, bool return_d_gate, bool return_d_up",
     outputs=_gradient_shapes,
     dtypes=(None, None),

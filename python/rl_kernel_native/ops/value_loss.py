@@ -26,14 +26,7 @@ from .policy_spec import (
     or_inf,
 )
 
-__all__ = [
-    "ValueGradients",
-    "ValueLoss",
-    "ValueMetrics",
-    "value_loss",
-    "value_loss_and_grad",
-    "value_loss_reference",
-]
+__all__ = ["ValueGradients", "ValueLoss", "ValueMetrics", "value_loss", "value_loss_and_grad", "value_loss_reference"]
 
 _C = functions(value_loss="object*6, float*2, int, bool, float*2, object, bool, object, int")
 
