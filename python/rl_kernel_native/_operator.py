@@ -6,6 +6,7 @@ autograd and the rules of torch.func and torch.compile. :mod:`_call` calls the o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,9 +40,15 @@ class Array:
     is_float32: bool = False
 
     @staticmethod
-    def of(given: Array | str) -> Array:
-        """The array with this name; a name that ends with ? marks an optional array."""
-        return given if isinstance(given, Array) else Array(given.rstrip("?"), given.endswith("?"))
+    def all_of(given: Array | str) -> list[Array]:
+        """The arrays of a text such as "x, bias?, cache!, seed|SymInt": ? marks an optional array, and ! an array that
+        is written. The type after | is that of a number that may replace the array."""
+        if isinstance(given, Array):
+            return [given]
+        parts = [text.partition("|") for text in given.split(", ")]
+        return [
+            Array(x.rstrip("?!"), x.endswith("?"), written=x.endswith("!"), number=number) for x, _, number in parts
+        ]
 
     def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
         return self.name if self.called is None else self.called(how, arrays)
@@ -230,7 +237,7 @@ class Operator:
     """One operator. Arrays and options always stand in the order of its description.
 
     Attributes:
-        arrays: operands. A description may give just the names of arrays that need no further description.
+        arrays: operands. A description may give texts for arrays that :meth:`Array.all_of` understands.
         options: the options in the schema's form.
         outputs: a function of arrays and options that returns each output's shape, or None for an output that is not
             asked for. If left out, every output has the shape of the leading array.
@@ -267,7 +274,9 @@ class Operator:
     function: Any = None
 
     def __post_init__(self) -> None:
-        self.arrays, names = tuple(map(Array.of, self.arrays)), self.options.split(", ")
+        given = (self.arrays,) if isinstance(self.arrays, str) else self.arrays
+        self.arrays = tuple(itertools.chain.from_iterable(map(Array.all_of, given)))
+        names = self.options.split(", ")
         self.outputs = self.outputs or (lambda arrays, how: (arrays[self.leads].shape,) * len(self.dtypes))
         self.schema_options = self.schema_options or Declared(self.options)
         self.in_context = tuple((i, name) for i, name in enumerate(names) if name in ("int exp", "int unit"))
@@ -304,7 +313,7 @@ class Operator:
         flops = self.flops
         return Operator(
             f"{self.name}_",
-            (Array("main_grad", written=True), *self.arrays),
+            ("main_grad!", *self.arrays),
             ", ".join(options[:place] + options[place + 1 :]),
             outputs=lambda arrays, how: others(self.outputs(arrays[1:], whole(how))),
             dtypes=others([d + 1 if isinstance(d, int) else d for d in self.dtypes]),

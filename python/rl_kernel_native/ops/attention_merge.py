@@ -29,14 +29,14 @@ def _rows(parts: Any) -> tuple[Any, ...]:
 
 _MERGE = Operator(
     "attention_merge",
-    ("sums", "stats", "sinks?"),
+    "sums, stats, sinks?",
     "int[] splits, int out_dtype, int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[3] else None),
     dtypes=(lambda how: how[1], "float32"),
 )
 _APPROXIMATE = Operator(
     "attention_merge_approximate",
-    ("outs", "lses"),
+    "outs, lses",
     "int exp, bool return_lse",
     outputs=lambda arrays, how: (arrays[0].shape[1:], _rows(arrays[0]) if how[1] else None),
     dtypes=(0, "float32"),

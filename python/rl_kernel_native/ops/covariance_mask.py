@@ -29,7 +29,7 @@ def _first_name(how: tuple[Any, ...], _: Any) -> str:
 
 COVARIANCE_MASK = Operator(
     "covariance_mask",
-    (Array("logprob", called=_first_name), "old_logprob?", "advantage?", "mask?", "cu_seqlens?"),
+    (Array("logprob", called=_first_name), "old_logprob?, advantage?, mask?, cu_seqlens?"),
     "int kind, float ratio, float lower, float upper, float clip_low, float clip_high, SymInt seed",
 )
 

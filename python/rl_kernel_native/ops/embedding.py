@@ -63,7 +63,7 @@ _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
 # In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
 _FORWARD = Operator(
     "embedding",
-    ("ids", "weight"),
+    "ids, weight",
     _WHERE,
     outputs=lambda arrays, how: ((*arrays[0].shape, arrays[1].shape[1]),),
     dtypes=(None,),
@@ -75,7 +75,7 @@ _FORWARD = Operator(
 )
 _BACKWARD = Operator(
     "embedding_backward",
-    ("dy", "ids"),
+    "dy, ids",
     f"SymInt num_rows, {_WHERE}, ScalarType? dtype",
     outputs=lambda arrays, how: ((how[0], arrays[0].shape[-1]),),
     dtypes=(lambda how: how[4],),

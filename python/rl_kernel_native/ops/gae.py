@@ -36,20 +36,20 @@ class GaeResult(NamedTuple, Generic[ArrayT]):
 
 _GAE = Operator(
     "gae",
-    ("rewards", "values", "mask?", "cu_seqlens?", "bootstrap?"),
+    "rewards, values, mask?, cu_seqlens?, bootstrap?",
     "float gamma, float lam",
     dtypes=("float32",) * 2,
 )
 _DISCOUNTED_RETURNS = Operator(
     "discounted_returns",
-    ("rewards", "mask?", "cu_seqlens?"),
+    "rewards, mask?, cu_seqlens?",
     "float gamma, bool reset",
     outputs=lambda arrays, how: (None, arrays[0].shape),
     dtypes=("float32",) * 2,
 )
 _VTRACE = Operator(
     "vtrace",
-    ("rewards", "values", "logprob", "rollout_logprob", "mask?", "cu_seqlens?", "bootstrap?"),
+    "rewards, values, logprob, rollout_logprob, mask?, cu_seqlens?, bootstrap?",
     "float gamma, float lam, float rho_bar, float c_bar, bool rollout_neutral",
     dtypes=("float32",) * 2,
 )

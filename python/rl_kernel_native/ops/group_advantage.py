@@ -81,7 +81,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 # baseline_kind, scale and alone are the contract's numbers.
 _GROUP_ADVANTAGE = Operator(
     "group_advantage",
-    ("rewards", *(f"{name}?" for name in ("group_offsets", "group_ids", "lengths", "baseline"))),
+    "rewards, group_offsets?, group_ids?, lengths?, baseline?",
     "SymInt group_size, int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero, "
     "bool exclude_nan, float eps, float f_norm, bool return_stats, bool return_status",
     outputs=_outputs,

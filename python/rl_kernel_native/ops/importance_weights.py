@@ -151,7 +151,7 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 _IMPORTANCE_WEIGHTS = Operator(
     "importance_weights",
-    ("logprob", "rollout_logprob", "mask?", "cu_seqlens?"),
+    "logprob, rollout_logprob, mask?, cu_seqlens?",
     "float[] spec, bool metrics",
     outputs=lambda arrays, how: (
         arrays[0].shape, arrays[0].shape, (len(ImportanceMetrics.names),) if how[1] else None

@@ -67,7 +67,7 @@ def _second_tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
 _NO_SECOND = "kl: a second derivative is wanted, and there is none"
 # A limit of infinity means no limit. A weight has a gradient only if it is an importance weight.
 _NUMBERS = "int estimator, bool straight_through, int weight_kind, float input_limit, float limit"
-_TOKENS = ("logprob", "ref_logprob", Array("weight", optional=True, called=_weight_name), "mask?")
+_TOKENS = ("logprob, ref_logprob", Array("weight", optional=True, called=_weight_name), "mask?")
 _KL: Operator = Operator(
     "kl",
     _TOKENS,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from .. import _call, _dispatch
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT
 from ..contract import BITWISE, DTYPES, OF_TOKENS, Row, add_rows
 from ..reference.kv_cache_append import kv_cache_append_reference
@@ -19,7 +19,7 @@ _C = functions(kv_cache_append="object*6, int", kv_cache_append_eager="object*5"
 
 _KV_CACHE_APPEND = Operator(
     "kv_cache_append",
-    ("k", "v", Array("k_cache", written=True), Array("v_cache", written=True), "slot_mapping"),
+    "k, v, k_cache!, v_cache!, slot_mapping",
     "",
     dtypes=(),
 )

@@ -12,7 +12,7 @@ from .._native import module as _C
 from .._operator import Composed, Operator
 from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, joined, outputs_of
 
-_HEAD = ("hidden", "weight", *(f"{name}?" for name in ("bias", "lora_a", "lora_b")), "target")
+_HEAD = "hidden, weight, bias?, lora_a?, lora_b?, target"
 _OPTIONS = (
     f"{NUMBERS}, int logits_dtype, int? workspace_bytes, int unit, int dh_segments, float lora_scale, "
     "float label_smoothing"
@@ -93,7 +93,7 @@ def _shapes_of_gradients(operands: Any, needs: int) -> list[Any]:
 # In addition to the schema's options: a shard of the vocabulary, and main_grad.
 FORWARD = Operator(
     "linear_logprob",
-    (*_HEAD, *ROWS),
+    (_HEAD, *ROWS),
     f"{_OPTIONS}, int returns",
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 6),
     dtypes=("float32",) * 4 + ("int32", "int64"),
@@ -112,7 +112,7 @@ FORWARD = Operator(
 )
 BACKWARD: Operator = Operator(
     "linear_logprob_backward",
-    (*_HEAD, *SAVED, *GRADIENTS, *ROWS),
+    (_HEAD, SAVED, GRADIENTS, *ROWS),
     f"{_OPTIONS}, int needs",
     outputs=lambda arrays, how: _shapes_of_gradients(arrays[:_OPERANDS], how[-1]),
     dtypes=(0, 1, 2, 3, 4),

@@ -10,7 +10,7 @@ from .. import _check
 from .._call import call
 from .._dispatch import code_or_same
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from ..contract import BITWISE, NO_SHARDS, OFF_HEAD_LOGPROB, ONE_ARCHITECTURE, Row, add_rows
 from ..reference.linear_sample import linear_sample_reference
@@ -36,16 +36,8 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 _LINEAR_SAMPLE = Operator(
     "linear_sample",
-    (
-        "hidden",
-        "weight",
-        "bias?",
-        *(Array(name, number="SymInt") for name in ("seed", "sample_id", "position")),
-        Array("temperature", number="float"),
-        Array("top_k", number="SymInt"),
-        Array("min_p", number="float"),
-        Array("greedy", number="bool"),
-    ),
+    "hidden, weight, bias?, seed|SymInt, sample_id|SymInt, position|SymInt, temperature|float, top_k|SymInt, "
+    "min_p|float, greedy|bool",
     "SymInt? valid_vocab, int exp, int unit, int logits_dtype, int wants, SymInt workspace_bytes",
     outputs=_outputs,
     dtypes=("int64", "float32", "float32", "int32"),

@@ -120,7 +120,7 @@ def _native(arrays: Any, how: Any, *tail: Any) -> Any:
 
 LINEAR: Operator = Operator(
     "linear",
-    ("x", "weight", "bias?"),
+    "x, weight, bias?",
     _OPTIONS,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
@@ -145,7 +145,7 @@ LINEAR: Operator = Operator(
 )
 INPUT_GRAD: Operator = Operator(
     "linear_input_grad",
-    ("dy", "weight"),
+    "dy, weight",
     _ENGINE,
     sharded=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
@@ -161,7 +161,7 @@ INPUT_GRAD: Operator = Operator(
 )
 WEIGHT_GRAD: Operator = Operator(
     "linear_weight_grad",
-    ("dy", "x"),
+    "dy, x",
     f"ScalarType? out_dtype, {_ENGINE}",
     schema_options=None,
     sharded=SHARDED,
@@ -178,7 +178,7 @@ WEIGHT_GRAD: Operator = Operator(
 WEIGHT_GRAD_INTO = WEIGHT_GRAD.into(0)
 BIAS_GRAD = Operator(
     "linear_bias_grad",
-    ("dy",),
+    "dy",
     "ScalarType? out_dtype",
     schema_options=None,
     outputs=lambda arrays, how: (arrays[0].shape[-1:],),

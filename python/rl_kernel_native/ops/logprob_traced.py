@@ -23,9 +23,9 @@ NUMBERS = (
     "float temperature_value, float logit_scale, float? softcap, SymInt ignore_index, SymInt? valid_vocab, "
     "SymInt? canonical_vocab, int exp"
 )
-SAVED = ("lse", "entropy?")
+SAVED = "lse, entropy?"
 INCOMING = ("dlogprob", "dlse", "dentropy")
-GRADIENTS = tuple(f"{name}?" for name in INCOMING)
+GRADIENTS = "dlogprob?, dlse?, dentropy?"
 
 
 def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -123,7 +123,7 @@ def _refuse_kept(kept_ids: Any) -> bool:
 
 FORWARD = Operator(
     "logprob",
-    ("logits", "target", *ROWS),
+    ("logits, target", *ROWS),
     f"{NUMBERS}, int returns",
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 5),
     dtypes=("float32",) * 4 + ("int32",),
@@ -142,7 +142,7 @@ FORWARD = Operator(
 )
 BACKWARD: Operator = Operator(
     "logprob_backward",
-    ("logits", "target", *SAVED, *GRADIENTS, *ROWS),
+    ("logits, target", SAVED, GRADIENTS, *ROWS),
     NUMBERS,
     dtypes=(None,),
     native=_native_backward,

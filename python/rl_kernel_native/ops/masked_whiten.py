@@ -27,7 +27,7 @@ class MaskedWhitenResult(NamedTuple, Generic[ArrayT]):
 
 _MASKED_WHITEN = Operator(
     "masked_whiten",
-    ("x", "mask?", "cu_seqlens?"),
+    "x, mask?, cu_seqlens?",
     "float eps, bool shift_mean, bool unbiased, bool return_stats",
     outputs=lambda arrays, how: (arrays[0].shape, *((() if how[3] else None,) * 2)),
     dtypes=("float32",) * 3,

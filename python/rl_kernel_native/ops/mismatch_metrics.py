@@ -73,7 +73,7 @@ class MismatchMetrics(MetricVector):
 
 _MISMATCH_METRICS = Operator(
     "mismatch_metrics",
-    ("logprob_train", "logprob_rollout", "mask?", "cu_seqlens?"),
+    "logprob_train, logprob_rollout, mask?, cu_seqlens?",
     "float limit, bool rollout_neutral",
     outputs=lambda arrays, how: ((len(MismatchMetrics.names),),),
 )

@@ -28,7 +28,7 @@ class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
 
 _OPTIMAL_TOKEN_BASELINE = Operator(
     "optimal_token_baseline",
-    ("logprob", "rewards", "sum_p_sq", "mask?", "importance_weight?", "cu_seqlens?", "group_offsets?"),
+    "logprob, rewards, sum_p_sq, mask?, importance_weight?, cu_seqlens?, group_offsets?",
     "SymInt group_size, bool zero_tail, float eps",
     dtypes=("float32",) * 2,
 )

@@ -126,16 +126,9 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
 _POLICY_LOSS = Operator(
     "policy_loss",
     (
-        "logprob",
-        "entropy?",
-        "old_logprob?",
-        "advantage",
-        "mask",
-        "cu_seqlens?",
-        "ref_logprob?",
+        "logprob, entropy?, old_logprob?, advantage, mask, cu_seqlens?, ref_logprob?",
         Array("importance", optional=True, called=_importance_name),
-        "selected?",
-        "token_weight?",
+        "selected?, token_weight?",
         Array("denominator", optional=True, is_float32=True),
     ),
     "float[] spec, float denominator_value, bool ratio_metrics",

@@ -95,7 +95,7 @@ _FORWARD = Operator(
 )
 _BACKWARD = Operator(
     "preference_loss_backward",
-    ("dlosses", "d_chosen", "d_rejected", "ranks?"),
+    "dlosses, d_chosen, d_rejected, ranks?",
     "int sort",
     outputs=lambda arrays, how: (arrays[1].shape, arrays[2].shape),
     dtypes=("float32",) * 2,

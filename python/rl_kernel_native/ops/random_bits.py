@@ -8,7 +8,7 @@ from typing import Any
 from .. import _check
 from .._call import call
 from .._native import functions
-from .._operator import Array, Operator
+from .._operator import Operator
 from .._types import AnyArray, ArrayT
 from ..contract import BITWISE, OF_TOKENS, Row, add_rows
 from ..reference.random_bits import random_bits_reference
@@ -22,7 +22,7 @@ STREAMS = 1 << 24  # kRandomStreams
 
 _RANDOM_BITS = Operator(
     "random_bits",
-    ("sample_id", Array("seed", number="SymInt"), Array("position", number="SymInt")),
+    "sample_id, seed|SymInt, position|SymInt",
     "int n, int stream",
     outputs=lambda arrays, how: ((arrays[0].shape[0], how[0]),),
     dtypes=("int64",),

@@ -83,10 +83,9 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 _NUMBERS = "float eps, float weight_offset, bool round_before_weight"
-_GIVEN = ("dy", "h", "weight?", "rstd?", "d_new_residual?")
 _BACKWARD = Operator(
     "rms_norm_backward",
-    _GIVEN,
+    "dy, h, weight?, rstd?, d_new_residual?",
     f"{_NUMBERS}, bool return_dx, ScalarType? dweight_dtype",
     outputs=lambda arrays, how: (arrays[0].shape if how[3] else None, None if how[4] is None else arrays[0].shape[-1:]),
     dtypes=(None, lambda how: how[4]),
@@ -102,7 +101,7 @@ _INTO = _BACKWARD.into(1)
 # In addition to the schema's options: whether rstd is returned, and main_grad.
 _FORWARD = Operator(
     "rms_norm",
-    ("x", "weight?", "residual?"),
+    "x, weight?, residual?",
     _NUMBERS,
     outputs=lambda arrays, how: (arrays[0].shape, None if arrays[2] is None else arrays[0].shape, arrays[0].shape[:-1]),
     dtypes=(None, None, "float32"),

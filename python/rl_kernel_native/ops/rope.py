@@ -75,9 +75,7 @@ _ROPE = Operator(
     (
         Array("q", called=lambda how, _: _names(how[-1])[0]),
         Array("k", optional=True, called=lambda how, _: _names(how[-1])[1]),
-        "cos",
-        "sin",
-        "position_ids?",
+        "cos, sin, position_ids?",
     ),
     "bool interleaved, int? partial_dim, bool round_products, int[]? mrope_sections, int head_axis, bool transposed",
     outputs=lambda arrays, how: (arrays[0].shape, None if arrays[1] is None else arrays[1].shape),

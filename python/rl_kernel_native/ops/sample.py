@@ -107,11 +107,8 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 
 ROWS: tuple[Array | str, ...] = (
-    *(Array(name, number="SymInt") for name in ("seed", "sample_id", "position")),
-    Array("temperature", number="float"),
-    Array("top_k", number="SymInt"),
-    *(Array(name, number="float") for name in ("top_p", "min_p")),
-    Array("greedy", number="bool"),
+    "seed|SymInt, sample_id|SymInt, position|SymInt, temperature|float, top_k|SymInt, top_p|float, min_p|float",
+    "greedy|bool",
     "allowed?",
 )
 _SAMPLE = Operator(

@@ -72,17 +72,8 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 # spec: the contract's fields. has_value: whether the multiplier is `value` instead of an array.
 _SCATTER_REWARDS = Operator(
     "scatter_rewards",
-    (
-        "mask",
-        "rewards?",
-        "token_rewards?",
-        *(f"{name}?" for name in ("spans", "span_offsets", "span_rewards")),
-        "logprob?",
-        "ref_logprob?",
-        "cost?",
-        "cu_seqlens?",
-        "lagrange?",
-    ),
+    "mask, rewards?, token_rewards?, spans?, span_offsets?, span_rewards?, logprob?, ref_logprob?, cost?, cu_seqlens?, "
+    "lagrange?",
     "float[] spec, bool has_value, float value",
     outputs=_outputs,
     dtypes=("float32", "float32", "float32", "int64"),

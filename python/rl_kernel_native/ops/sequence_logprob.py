@@ -74,7 +74,7 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
 # The backward takes the mask beside a gradient whose shape is one of the options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
-    ("logprob", "mask?", "cu_seqlens?"),
+    "logprob, mask?, cu_seqlens?",
     "bool return_status",
     outputs=_outputs,
     dtypes=("float32", "int64", "int32"),
@@ -82,7 +82,7 @@ _SEQUENCE_LOGPROB = Operator(
 )
 _BACKWARD = Operator(
     "sequence_logprob_backward",
-    ("dsum", "mask?", "cu_seqlens?"),
+    "dsum, mask?, cu_seqlens?",
     "SymInt num_tokens, int dtype, bool is_flat",
     outputs=_gradient_shape,
     dtypes=(lambda how: how[1],),

@@ -43,19 +43,19 @@ def _spans_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 _SHIFT_LABELS_PACKED = Operator(
     "shift_labels_packed",
-    ("ids", "cu_seqlens", "mask?"),
+    "ids, cu_seqlens, mask?",
     "SymInt cp_rank, SymInt cp_size, bool zigzag, SymInt ignore_index",
     outputs=lambda arrays, how: ((arrays[0].shape[0] // how[1],),),
     dtypes=(None,),
 )
 _LOSS_MASK_FROM_SPANS = Operator(
     "loss_mask_from_spans",
-    ("spans", "span_offsets", "cu_seqlens?"),
+    "spans, span_offsets, cu_seqlens?",
     "SymInt num_tokens",
     outputs=_spans_shape,
     dtypes=("bool",),
 )
-_TOOL_MASK = Operator("tool_mask", ("ids", "cu_seqlens?"), "int[] begin, int[] end, bool include_end", dtypes=("bool",))
+_TOOL_MASK = Operator("tool_mask", "ids, cu_seqlens?", "int[] begin, int[] end, bool include_end", dtypes=("bool",))
 
 
 def shift_labels_packed(

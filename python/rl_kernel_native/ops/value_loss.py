@@ -84,12 +84,7 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 _VALUE_LOSS = Operator(
     "value_loss",
     (
-        "value",
-        "old_value?",
-        "returns",
-        "mask?",
-        "cu_seqlens?",
-        "token_weight?",
+        "value, old_value?, returns, mask?, cu_seqlens?, token_weight?",
         Array("denominator", optional=True, is_float32=True),
     ),
     "float clip, float huber, int denominator_kind, bool sequence_mean, float horizon, float scale, "
