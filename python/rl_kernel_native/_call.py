@@ -72,6 +72,20 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
     return frame, tuple(found)
 
 
+def frame_of(arrays: dict[str, Any], out: tuple[Any, ...] = (), sharded: str = "") -> Any:
+    """The state of a call that has no autograd, with arrays of any framework. The first array leads. ``out`` are arrays
+    for results."""
+    name, first = next(iter(arrays.items()))
+    if _dispatch.is_tensor(first):
+        engine()
+        from ._torch import TensorFrame
+
+        return TensorFrame(arrays, out, sharded)
+    frame = _dispatch.Frame(first, name)
+    _dispatch.match_torch_threads()
+    return frame
+
+
 def engine() -> Any:
     """The engine, through which calls with torch tensors go."""
     return loaded or _engine()

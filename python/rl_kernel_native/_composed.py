@@ -9,7 +9,7 @@ import torch
 
 from . import _main_grad
 from ._operator import Composed, Like, Operator
-from ._run import applied, named, refuse_constant, straight
+from ._run import applied, named, refuse_constant, registered, straight
 from ._schema import title
 from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, readable, require_tensors, rows_of
 from ._transforms import pulled, pushed, refuse_tangents
@@ -58,7 +58,8 @@ class Composing(Eager):
     def forward(ctx: Any, *given: Any) -> Any:
         op, arrays, how = given[-1]
         of = op.gradient
-        found = straight(op, arrays, how[: op.num_options])
+        used = how[: op.num_options] if of.prepared is None else of.prepared(arrays, how, ctx.needs_input_grad[:-1])
+        found = straight(op, arrays, used)
         ctx.save_for_backward(*_keep(ctx, op, arrays, how, found))
         if len(found) == 1 or not of.asked(arrays, how):  # each output costs a microsecond
             return found[0]
@@ -76,6 +77,8 @@ class Composing(Eager):
         if main_grad is not None or sum(asked) > 1:
             asked = asked_for(ctx, of, range(len(asked)), main_grad)
         direct = not is_grad_enabled()  # with create_graph, backward itself is differentiated
+        if of.once and not direct:
+            raise RuntimeError(of.once)
         given: list[Any] = [None] * len(of.incoming)
         comes = False
         for i, d in enumerate(incoming[: len(given)]):
@@ -105,7 +108,7 @@ def register_composed(op: Operator, of: Composed, derived: Any) -> None:
     class Forward(torch.autograd.Function):
         @staticmethod
         def forward(*arguments: Any) -> Any:
-            return getattr(_ops, op.name)(*arguments[:total])
+            return registered(op, *arguments[:total])
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

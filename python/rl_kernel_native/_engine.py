@@ -7,6 +7,7 @@ of torch.func, serves traces and transforms.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import _composed, _in_graph, _kept, _main_grad
-from ._arithmetic import AS_CALLED, product_unit, resolve_traced, resolve_traced_unit
+from ._arithmetic import resolve_traced, resolve_traced_unit
 from ._described import check
 from ._dispatch import count_write
 from ._native import module as _C
@@ -61,8 +62,7 @@ def _register(op: Operator) -> None:
     def given(outputs: Any) -> Any:
         return outputs[0] if len(dtypes) == 1 else tuple(outputs)
 
-    resolvers = {"int exp": resolve_traced, "int unit": resolve_traced_unit}
-    in_context = [(i, resolvers[option]) for i, option in op.in_context]
+    in_context = [(i, resolve_traced if is_exp else resolve_traced_unit) for i, is_exp in op.in_context]
 
     def when_run(arrays: Any, how: Any) -> Any:
         """The options, with the numbers of exp and unit that a trace could not read from the context. A backward uses
@@ -101,8 +101,11 @@ def _register(op: Operator) -> None:
             [arrays[op.leads].new_empty((0,) if s is None else s, dtype=dtype_of(d, how, arrays)) for s, d in found]
         )
 
-    differentiable = None if op.gradient is None else functools.partial(_in_graph.apply, title(op))
-    implement(op.name, kernel, differentiable, lambda *arguments: run(*apart(op, arguments)))
+    def differentiable(*arguments: Any) -> Any:
+        return _in_graph.apply(title(op), *itertools.chain(*apart(op, arguments)))
+
+    direct = lambda *arguments: run(*apart(op, arguments))  # noqa: E731
+    implement(op.name, kernel, None if op.gradient is None else differentiable, direct)
     fake(op.name, shapes)
     if (flops := op.flops) is not None:
         register_flop_formula(getattr(_ops, op.name))(lambda *given, **_: flops(*given))
@@ -144,12 +147,9 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 def _numbers(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: int) -> tuple[Any, ...]:
     """The options with the numbers of exp and unit."""
     is_traced = wanted < 0 and is_compiling()
-    if not op.has_exp:
-        ((i, _),) = op.in_context
-        unit = how[i] if how[i] is not None else AS_CALLED if is_traced else product_unit()
-        return (*how[:i], unit, *how[i + 1 :])
-    first = arrays[op.leads]
-    return op.resolved(how, "cpu" if first.is_cpu else device_type(first, op.arrays[op.leads].name), is_traced)
+    first = arrays[op.leads] if op.has_exp else None
+    device = "cpu" if first is None or first.is_cpu else device_type(first, op.arrays[op.leads].name)
+    return op.resolved(how, device, is_traced)
 
 
 def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:

@@ -30,6 +30,7 @@ class Array:
         written: whether the operator writes it; the operator then allocates no outputs.
         is_float32: whether a real number on the device, of any dtype, is cast to float32; for the last array alone.
         number: the schema's type of a number that may replace the array; the schema has both.
+        listed: name of the schema's list of tensors that has the array; a list is the schema's first argument.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Array:
     number: str = ""
     written: bool = False
     is_float32: bool = False
+    listed: str = ""
 
     @staticmethod
     def all_of(given: Array | str) -> list[Array]:
@@ -46,9 +48,12 @@ class Array:
         if isinstance(given, Array):
             return [given]
         parts = [text.partition("|") for text in given.split(", ")]
-        return [
-            Array(x.rstrip("?!"), x.endswith("?"), written=x.endswith("!"), number=number) for x, _, number in parts
-        ]
+        return [Array(x.rstrip("?!"), x.endswith("?"), written=x.endswith("!"), number=n) for x, _, n in parts]
+
+    @staticmethod
+    def list_of(name: str, most: int) -> list[Array]:
+        """A list of one array or more."""
+        return [Array(f"{name}[{i}]", optional=i > 0, listed=name) for i in range(most)]
 
     def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
         return self.name if self.called is None else self.called(how, arrays)
@@ -118,6 +123,8 @@ class Composed:
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.
+        prepared: a function of arrays, options and needed gradients that returns the options of an eager forward with a
+            backward. If it is None, these are the schema's options.
         eager: a function that returns the autograd Function of eager calls, for an operator so short that the engine's
             general one would add a tenth to its time.
         backward: a function that returns the gradients of ``of``, None for unwanted gradients. Its arguments are a
@@ -132,6 +139,7 @@ class Composed:
         beside: position of an array whose gradient is cheap, and computed whenever the gradient of ``accumulates`` is.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: one call for each element.
+        once: text of the error for an eager backward with create_graph; "" if the backward has derivatives.
         constants: text of the error for a gradient of another array; "" selects the text of every operator. With None,
             other arrays are results of a forward, whose derivatives come through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
@@ -139,7 +147,7 @@ class Composed:
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
         loss: what :func:`kept` says.
         no_tangent: text of the error for a tangent of another array; "" selects the text of every operator.
-        dims: most dimensions that kernels read at any stride; the last must be contiguous.
+        dims: most dimensions that kernels read at any stride; the last must be contiguous. None: they read any strides.
         as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
             gradients unchanged. Without this flag, incoming gradients are cast to the dtype of the first kept array.
     """
@@ -149,6 +157,7 @@ class Composed:
     reads: tuple[int, ...] = ()
     incoming: tuple[str, ...] = ()
     kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda arrays, outputs: arrays
+    prepared: Callable[..., tuple[Any, ...]] | None = None
     eager: Callable[[], Any] | None = None
     backward: Callable[..., Sequence[Any]] | None = None
     tangents: Callable[..., Sequence[Any]] | None = None
@@ -156,13 +165,14 @@ class Composed:
     accumulates: int | None = None
     beside: int | None = None
     batch: Callable[..., Any] | None = None
+    once: str = ""
     constants: str | None = None
     allows: Callable[[int, tuple[Any, ...]], bool] = _always
     likes: tuple[int, ...] = ()
     reads_kept: bool = False
     loss: Loss | None = None
     no_tangent: str = ""
-    dims: int = 3
+    dims: int | None = 3
     as_kept: bool = False
 
 
@@ -279,10 +289,13 @@ class Operator:
         names = self.options.split(", ")
         self.outputs = self.outputs or (lambda arrays, how: (arrays[self.leads].shape,) * len(self.dtypes))
         self.schema_options = self.schema_options or Declared(self.options)
-        self.in_context = tuple((i, name) for i, name in enumerate(names) if name in ("int exp", "int unit"))
+        self.in_context = tuple(
+            (i, name == "int exp") for i, name in enumerate(names) if name in ("int exp", "int unit")
+        )
         self.has_exp = "int exp" in names
         self.num_options = len(names) if self.options else 0
-        self.has_numbers = any(a.number for a in self.arrays)
+        self.num_listed = sum(bool(a.listed) for a in self.arrays)
+        self.is_schema = not self.num_listed and not any(a.number for a in self.arrays)  # with these arrays, one by one
         self.has_float32 = self.arrays[-1].is_float32
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
         name = self.name
@@ -330,8 +343,8 @@ class Operator:
 
         The context ``rk.arithmetic`` decides these numbers; a compiled call reads it when it runs."""
         found = list(how)
-        for i, option in self.in_context:
-            if option == "int exp":
+        for i, is_exp in self.in_context:
+            if is_exp:
                 found[i] = unresolved_exp(how[i]) if is_compiling else resolve_exp(how[i], device)
             elif how[i] is None:
                 found[i] = AS_CALLED if is_compiling else product_unit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,10 +39,18 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
             given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
             found = getattr(_ops, op.name)(*given, *how)
     else:
-        found = apply_function(getattr(_ops, op.name), title(op), *arrays, *how, more=more)
+        more = () if op.gradient.accumulates is None else more  # others have options for eager calls alone
+        operator = functools.partial(registered, op) if op.num_listed else getattr(_ops, op.name)
+        found = apply_function(operator, title(op), *arrays, *how, more=more)
     outputs = found if isinstance(found, tuple) else (found,)
     shapes = op.outputs(arrays, how)
     return tuple(None if shape is None else o for o, shape in zip(outputs, shapes, strict=True))
+
+
+def registered(op: Operator, *arguments: Any) -> Any:
+    """Calls the registered operator with arrays and options of the description."""
+    count = len(op.arrays)
+    return getattr(_ops, op.name)(*as_schema(op, arguments[:count]), *arguments[count:])
 
 
 def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:

@@ -17,8 +17,8 @@ def title(op: Operator) -> str:
 
 
 def schema(op: Operator) -> str:
-    found: list[str] = []
-    for i, a in enumerate(op.arrays):
+    found = [f"Tensor[] {op.arrays[0].listed}"] if op.num_listed else []
+    for i, a in enumerate(op.arrays[op.num_listed :]):
         alias = f"({'abcd'[op.written.index(i)]}!)" if a.written else ""
         found.append(f"Tensor{alias}{'?' * (a.optional or bool(a.number))} {a.name}")
         if a.number:
@@ -35,11 +35,12 @@ def is_number(x: Any) -> bool:
 
 
 def as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Arrays in the schema's form: an array that may be a number is followed by that number."""
-    if not op.has_numbers:
+    """Arrays in the schema's form: a list holds its arrays, and an array that may be a number is followed by it."""
+    if op.is_schema:
         return arrays
-    found: list[Any] = []
-    for a, x in zip(op.arrays, arrays, strict=True):
+    first = op.num_listed
+    found: list[Any] = [[x for x in arrays[:first] if x is not None]] if first else []
+    for a, x in zip(op.arrays[first:], arrays[first:], strict=True):
         if not a.number:
             found.append(x)
         else:
@@ -49,12 +50,13 @@ def as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
 
 def apart(op: Operator, arguments: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Splits a schema's arguments into arrays and options."""
-    if not op.has_numbers:
+    if op.is_schema:
         count = len(op.arrays)
         return tuple(arguments[:count]), tuple(arguments[count:])
-    given = iter(arguments)
-    arrays: list[Any] = []
-    for a in op.arrays:
+    given, first = iter(arguments), op.num_listed
+    arrays: list[Any] = list(next(given)) if first else []
+    arrays += [None] * (first - len(arrays))
+    for a in op.arrays[first:]:
         x = next(given)
         number = next(given) if a.number else None
         arrays.append(number if x is None else x)

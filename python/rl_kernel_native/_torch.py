@@ -75,6 +75,35 @@ class Eager(torch.autograd.Function):
         cls.run = base.apply
 
 
+class TensorFrame:
+    """The state of an eager call without autograd, as :class:`_dispatch.Frame` is for arrays of other frameworks."""
+
+    allocate, stream = None, 0
+
+    def __init__(self, arrays: dict[str, Any], out: tuple[Any, ...], sharded: str) -> None:
+        name, first = next(iter(arrays.items()))
+        if out and (wants_grad(*arrays.values()) or any(isinstance(o, Tensor) and o.requires_grad for o in out)):
+            raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
+        if not is_direct(*arrays.values()):
+            others: Any = {name: x for name, x in arrays.items() if x is not first}
+            leading: Any = {name: first}
+            require_tensors(**leading, sharded=sharded, optional=others)
+            if out:
+                raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
+            kind = type(first).__name__
+            raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {kind} or a trace")
+        prepare(first)
+        self.device = device_type(first, name)
+
+    def export(self, x: Any, name: str) -> Any:
+        return x.detach() if isinstance(x, Tensor) else x
+
+    export_output = export
+
+    def result(self, x: Any) -> Any:
+        return x
+
+
 def is_batched(tensor: Tensor) -> bool:
     return functorch_active() or _is_legacy_batched(tensor)
 
@@ -126,8 +155,11 @@ def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None
         if not isinstance(tensor, Tensor):
             # The extension's message for None, which any framework's call may reach.
             wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
-            raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}")
+            cure = "; for one row, torch.tensor(3)" if name == "target" and tensor is not None else ""
+            raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}{cure}")
         require_dense(tensor, name)
+        if type(tensor).__name__ == "FakeTensor" != type(first).__name__ and not _modes_active():
+            raise TypeError(f"{name}: expected a tensor with memory, as the others are, got a FakeTensor")
         if tensor.device != first.device:
             raise ValueError(f"{name}: expected device {first.device}, got {tensor.device}")
 
@@ -156,15 +188,17 @@ def rows_of(tensor: Tensor) -> Tensor:
     return readable(tensor)
 
 
-def readable(tensor: Tensor, dims: int = 3) -> Tensor:
+def readable(tensor: Tensor, dims: int | None = 3) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
-    if tensor.is_contiguous() or (tensor.dim() <= dims and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1)):
+    if dims is None or tensor.is_contiguous():
+        return tensor
+    if tensor.dim() <= dims and (tensor.stride(-1) == 1 or tensor.shape[-1] == 1):
         return tensor
     return tensor.contiguous()
 
 
-def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int = 3) -> Tensor:
+def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int | None = 3) -> Tensor:
     """An incoming gradient as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
     ``dims`` dimensions, with any strides before a contiguous last one."""
     if is_compiling():

@@ -73,6 +73,12 @@ def _bias_grad(rng: np.random.Generator, device: str, dtype: str) -> Case:
     return Case((o.dy,), rk.linear_bias_grad, {"ddbias": o.bias})
 
 
+def _tree_sum(rng: np.random.Generator, device: str, dtype: str) -> Case:
+    o = linear_cases.operands(rng, (2, 3), 32, 10, dtype, device)
+    parts = o.dy.float(), o.dy.float() * 2
+    return Case((*parts, o.bias), lambda a, b, c: rk.tree_sum([a, b], bias=c), {"dy": o.dy.float()})
+
+
 def _linear_logprob(rng: np.random.Generator, device: str, dtype: str) -> Case:
     h = linear_logprob_cases.head(rng, 6, 32, 90, dtype, device)
 
@@ -227,6 +233,7 @@ CASES: dict[str, Callable[[np.random.Generator, str, str], Case]] = {
     "linear_weight_grad": _weight_grad,
     "linear_bias_grad": _bias_grad,
     "linear_logprob": _linear_logprob,
+    "tree_sum": _tree_sum,
     "rms_norm": _rms_norm,
     "embedding": _embedding,
     "attention": _attention,

@@ -25,14 +25,11 @@ SCALARS = ("policy_loss", "value_loss")
 WITHOUT_TANGENTS = ("logprob", "linear_logprob", "preference_loss")
 # torch itself refuses, or the message is about capsules; the other operators name the argument and say what to pass.
 BY_TORCH = (RuntimeError, "got mixed torch.Tensor and DTensor")
-DTENSORS = dict.fromkeys(("logprob", "preference_loss", "policy_loss", "value_loss"), BY_TORCH)
+DTENSORS = dict.fromkeys(("preference_loss", "policy_loss", "value_loss"), BY_TORCH)
 # torch passes zeros to these operators, its default unless a Function asks for None.
-FILLED_BY_TORCH = ("linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad", "embedding", "silu_mul",
-                   "gelu_mul", "kl")  # fmt: skip
-SPARSE = {
-    "logprob": (TypeError, "(dlogprob|dlse|dentropy): expected a dense array in memory"),
-    **dict.fromkeys(("policy_loss", "value_loss"), (TypeError, "factor: expected a dense array in memory")),
-}
+FILLED_BY_TORCH = ("linear", "linear_input_grad", "linear_weight_grad", "linear_bias_grad", "tree_sum", "embedding",
+                   "silu_mul", "gelu_mul", "kl")  # fmt: skip
+SPARSE = dict.fromkeys(("policy_loss", "value_loss"), (TypeError, "factor: expected a dense array in memory"))
 
 
 @pytest.fixture(params=CASES)

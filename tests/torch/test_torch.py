@@ -674,7 +674,7 @@ def test_a_torch_without_the_exchange_api_is_named() -> None:
         "from rl_kernel_native.ops import logprob as op\n"
         "old = types.SimpleNamespace(Tensor=object, __version__='2.9.1')\n"
         "op._dispatch.torch_module = lambda: old\n"
-        "try:\n    op._torch()\nexcept RuntimeError as error:\n    print(error)"
+        "try:\n    op._call.engine()\nexcept RuntimeError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "torch tensors need torch 2.10 or later, this is 2.9.1"

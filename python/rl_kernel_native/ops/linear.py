@@ -24,7 +24,7 @@ from ..contract import (
     derivatives,
 )
 from ..reference.linear import linear_reference
-from .linear_traced import BIAS_GRAD, INPUT_GRAD, LINEAR, WEIGHT_GRAD, WEIGHT_GRAD_INTO
+from .linear_traced import BIAS_GRAD, INPUT_GRAD, LINEAR, SHARDED, TREE_SUM, WEIGHT_GRAD, WEIGHT_GRAD_INTO
 
 __all__ = [
     "linear",
@@ -45,20 +45,6 @@ _C = functions(
     linear_weight_grad="object*4, int, bool, int, object, int",
     tree_sum="object*2, int, object, int",
 )
-
-
-_torch_path: Any = None
-
-
-def _torch() -> Any:
-    """Imports ops/linear_torch.py at the first torch tensor, and registers every operator with torch."""
-    global _torch_path
-    if _torch_path is None:
-        _call.engine()
-        from . import linear_torch
-
-        _torch_path = linear_torch
-    return _torch_path
 
 
 def _allows_vendor(engine: str) -> bool:
@@ -200,10 +186,7 @@ def linear_weight_grad(
         return main_grad  # type: ignore[return-value]
     if out is None:
         return _call.call(WEIGHT_GRAD, (dy, x), (code, allow_vendor, None))[0]
-    if _dispatch.is_tensor(dy):
-        return _torch().into(dy, x, out, code, allow_vendor)
-    frame = _dispatch.Frame(dy, "dy")
-    _dispatch.match_torch_threads()
+    frame = _call.frame_of({"dy": dy, "x": x}, (out,), SHARDED)
     arrays = (frame.export(dy, "dy"), frame.export(x, "x"), None, frame.export_output(out, "out"))
     _C.linear_weight_grad(*arrays, code, allow_vendor, product_unit(), frame.allocate, frame.stream)
     _dispatch.count_write(out)
@@ -288,15 +271,10 @@ def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype
         >>> rk.tree_sum([torch.ones(2), torch.full((2,), 2.0)])
         tensor([3., 3.])
     """
-    code = code_or_same(out_dtype, "out_dtype")
-    arrays = _check.parts(parts)
-    if _dispatch.is_tensor(arrays[0]):
-        return _torch().tree_sum(arrays, bias, code)
-    frame = _dispatch.Frame(arrays[0], "parts[0]")
-    _dispatch.match_torch_threads()
-    exported = [frame.export(part, f"parts[{i}]") for i, part in enumerate(arrays)]
-    result = _C.tree_sum(exported, frame.export(bias, "bias"), code, frame.allocate, frame.stream)
-    return frame.result(result)
+    code = max(code_or_same(out_dtype, "out_dtype"), 0)
+    found: list[Any] = _check.parts(parts)
+    arrays: tuple[Any, ...] = (*found, *[None] * (8 - len(found)), bias)
+    return _call.call(TREE_SUM, arrays, (code,))[0]
 
 
 # ---- how far results may be off float64 ----------------------------------------------------------------------------

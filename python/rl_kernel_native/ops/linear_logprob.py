@@ -30,8 +30,9 @@ from ..contract import (
     smaller,
 )
 from ..reference.linear_logprob import linear_logprob_reference
-from . import linear_logprob_traced  # noqa: F401 - describes the operators
-from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _native_results, _selected, wanted_bits
+from .linear_logprob_traced import FORWARD, LARGEST
+from .logprob import LOGPROB, STATUS, LogprobResult, _exported, _selected, wanted_bits
+from .logprob_traced import array_or_number
 
 __all__ = [
     "LinearLogprobPair",
@@ -47,8 +48,6 @@ _C = functions(
     linear_logprob_partial="object*5, int",
     linear_logprob_require_workspace="object*4, int, bool",
 )
-
-LARGEST = 32  # a bit of the wanted outputs, after the bits of LogprobResult's outputs
 
 _torch_path: Any = None
 
@@ -225,26 +224,31 @@ def head_rows(
     logits = code_or_same(logits_dtype, "logits_dtype")
     if loss_mask is not None:
         target = scored_target(target, loss_mask, ignore_index)
-    if _dispatch.is_tensor(hidden):
-        head = (hidden, weight, bias, lora_a, lora_b, scale, label_smoothing)
-        where = (process_group, vocab_start, vocab_size)
-        result = _torch().linear_logprob(
-            head, target, arguments, exp, logits, returns, weight_grad, main_grad, workspace_bytes, dh_segments, where
-        )
-    else:
-        if process_group is not None or vocab_start != 0 or vocab_size is not None:
+    shard = None
+    if process_group is not None or vocab_start != 0 or vocab_size is not None:
+        if not _dispatch.is_tensor(hidden):
             raise ValueError("process_group, vocab_start, vocab_size: for torch tensors; see linear_logprob_partial")
-        if main_grad is not None:
-            raise ValueError("main_grad: only torch has an autograd that could use it")
-        frame = _dispatch.Frame(hidden, "hidden")
-        _dispatch.match_torch_threads()
-        exported = _exported_head(frame, hidden, weight, bias, lora_a, lora_b, target), _exported(frame, arguments)
-        how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, label_smoothing)
-        raw = _C.linear_logprob(*exported, how, returns, frame.allocate, frame.stream)
-        result = _native_results(frame, raw, None)
+        head = (hidden, weight, bias, lora_a, lora_b, target)
+        shard = _torch().shard_of(head, arguments, process_group, vocab_start, vocab_size)
+    if main_grad is not None and not _dispatch.is_tensor(hidden):
+        raise ValueError("main_grad: only torch has an autograd that could use it")
+    if main_grad is not None and not weight_grad:
+        raise ValueError("main_grad: weight_grad is False, so nothing would be added to it")
+    if not weight_grad and _dispatch.is_tensor(weight):
+        weight = weight.detach()
+    if _dispatch.is_tensor(target):
+        target = _torch().contiguous(target)
+    given, value = array_or_number(temperature)
+    numbers = (value, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, exp)
+    how = (*numbers, logits, workspace_bytes, None, dh_segments, scale, label_smoothing, returns, shard)
+    arrays = (hidden, weight, bias, lora_a, lora_b, target, given, kept_ids, kept_offsets)
+    if main_grad is None:
+        result = _call.call(FORWARD, arrays, (*how, None, None))
+    else:
+        result = _call.call_with_main_grad(FORWARD, arrays, how, main_grad, -1)
     if wanted & LARGEST:
-        return _selected(result[:-1], wanted, verify, check, target), result[-1]
-    return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
+        return _selected(result[:5], wanted, verify, check, target), result[5]
+    return result[0] if returns == LOGPROB else _selected(result[:5], wanted, verify, check, target)
 
 
 class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
@@ -388,29 +392,20 @@ def linear_logprob_partial(
         target = scored_target(target, loss_mask, ignore_index)
     if not _dispatch.is_array(weight_shard):
         raise _cures.type_error("weight_shard", weight_shard, _cures.NO_ARRAY + type(weight_shard).__name__)
+    head: tuple[Any, ...] = (hidden, weight_shard, bias, lora_a, lora_b)
     if _dispatch.is_tensor(hidden):
-        head = (hidden, weight_shard, bias, lora_a, lora_b, scale)
-        return _torch().partial(head, target, arguments, exp, logits, workspace_bytes, vocab_start, vocab_size)
-    frame = _dispatch.Frame(hidden, "hidden")
-    _dispatch.match_torch_threads()
-    exported = _exported_head(frame, hidden, weight_shard, bias, lora_a, lora_b, target), _exported(frame, arguments)
+        head = _call.engine().autocast(*head)
+        if _call.engine().wants_grad(*head):
+            raise ValueError(
+                "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it "
+                "under torch.no_grad(), or linear_logprob with process_group"
+            )
+    names = ("hidden", "weight", "bias", "lora_a", "lora_b", "target")
+    frame = _call.frame_of(dict(zip(names, (*head, target), strict=True)))
+    exported = tuple(map(frame.export, (*head, target), names)), _exported(frame, arguments)
     how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, 0.0)
     stats = _C.linear_logprob_partial(*exported, how, (vocab_start, vocab_size), frame.allocate, frame.stream)
     return frame.result(stats)
-
-
-def _exported_head(
-    frame: _dispatch.Frame, hidden: Any, weight: Any, bias: Any, lora_a: Any, lora_b: Any, target: Any
-) -> tuple[Any, ...]:
-    export = frame.export
-    return (
-        export(hidden, "hidden"),
-        export(weight, "weight"),
-        None if bias is None else export(bias, "bias"),
-        None if lora_a is None else export(lora_a, "lora_a"),
-        None if lora_b is None else export(lora_b, "lora_b"),
-        export(target, "target"),
-    )
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:

@@ -18,6 +18,7 @@ _OPTIONS = (
     "float label_smoothing"
 )
 _OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
+_ONCE = "linear_logprob: its backward has no backward; call logprob of linear for create_graph"
 LARGEST = 32  # a bit of `returns`, after the bits of logprob's outputs: the largest logit's id
 
 
@@ -26,12 +27,27 @@ LARGEST = 32  # a bit of `returns`, after the bits of logprob's outputs: the lar
 
 def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
     """The operands of a head, with the options of logprob and of the head in the extension's form."""
-    return tuple(head), joined(rows, how[:7]), tuple(how[6:13])
+    return head, joined(rows, how), how[6:13]
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    found = _C.linear_logprob(*_called(arrays[:6], arrays[6:], how), how[-1] | 2, *tail)
-    return found if how[-1] & LARGEST else (*found, None)
+    """In addition to the schema's options, an eager call has a shard of the vocabulary or None. Then lse is an output
+    like the others; otherwise it is always there."""
+    returns, shard, *_ = (how[13] | 2, None) if len(how) == 14 else how[13:]
+    called = _called(arrays[:6], arrays[6:], how)
+    found = _C.linear_logprob(*called, returns, *tail) if shard is None else shard.forward(*called, returns)
+    found = found if isinstance(found, tuple) else (found,)
+    return found if returns & LARGEST else (*found, None)
+
+
+def _prepared(arrays: Any, how: Any, needs: Any) -> tuple[Any, ...]:
+    """The options of a forward with a backward. The check raises before forward if the workspace is too small for
+    backward."""
+    shard, _, main_grad = how[14:]
+    if how[8] is not None:
+        called, place = _called(arrays[:6], arrays[6:], how), None if shard is None else shard[1:]
+        _C.linear_logprob_require_workspace(*called, place, bits(needs), main_grad is not None)
+    return (*how[:13], how[13] | 2, shard)
 
 
 def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, place: Any = None) -> Any:
@@ -55,7 +71,7 @@ def bools(needs: int) -> list[bool]:
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of the operands. If main_grad is given, the weight's gradient is added to it."""
-    (lse, *head, entropy), (shard, main_grad) = kept[:8], how[14:] or (None, None)
+    (lse, *head, entropy), (shard, _, main_grad) = kept[:8], how[14:] or (None,) * 3
     arrays, how = (*head, lse, entropy, *given, *kept[8:]), how[:13]
     if shard is not None:
         return shard.gradients(call, main_grad, arrays, how, wanted)
@@ -69,8 +85,8 @@ def _no_tangents(*_: Any) -> Any:
     raise RuntimeError("linear_logprob: it has no forward-mode derivative; call logprob of linear for that")
 
 
-def no_second(*_: Any) -> Any:
-    raise RuntimeError("linear_logprob: its backward has no backward; call logprob of linear for create_graph")
+def _no_second(*_: Any) -> Any:
+    raise RuntimeError(_ONCE)
 
 
 # ---- the operators --------------------------------------------------------------------------------------------------
@@ -90,7 +106,7 @@ def _shapes_of_gradients(operands: Any, needs: int) -> list[Any]:
     return [x.shape if need else None for x, need in zip(operands, bools(needs), strict=True)]
 
 
-# In addition to the schema's options: a shard of the vocabulary, and main_grad.
+# In addition to the schema's options: a shard of the vocabulary, the dtype of the weight's gradient, and main_grad.
 FORWARD = Operator(
     "linear_logprob",
     (_HEAD, *ROWS),
@@ -99,12 +115,17 @@ FORWARD = Operator(
     dtypes=("float32",) * 4 + ("int32", "int64"),
     native=_native_forward,
     schema_options=None,
+    casts=(0, 1, 2, 3, 4),
     gradient=Composed(
         of=(0, 1, 2, 3, 4),
         incoming=INCOMING,
+        prepared=_prepared,
         kept=lambda arrays, outputs: (outputs[1], *arrays[:6], outputs[2], *arrays[6:]),
         backward=_gradients,
         tangents=_no_tangents,
+        asked=lambda arrays, how: how[13] > 1,
+        once=_ONCE,
+        constants="has no gradient here",
         accumulates=1,
         beside=2,
     ),
@@ -118,7 +139,7 @@ BACKWARD: Operator = Operator(
     dtypes=(0, 1, 2, 3, 4),
     native=native_backward,
     follows=True,
-    gradient=Composed(of=(0, 1, 2, 3, 4, 8, 9, 10), composed=no_second, tangents=_no_tangents),
+    gradient=Composed(of=(0, 1, 2, 3, 4, 8, 9, 10), composed=_no_second, tangents=_no_tangents),
     flops=lambda hidden, weight, bias, lora_a, *rest: _flops(hidden, weight, lora_a, bools(rest[-1])),
 )
 BACKWARD_INTO = BACKWARD.into(1)

@@ -11,7 +11,7 @@ from .. import _check
 from .._arithmetic import AS_CALLED, IEEE
 from .._dispatch import option_code
 from .._native import module as _C
-from .._operator import Composed, Declared, Operator, linear
+from .._operator import Array, Composed, Declared, Operator, linear
 from .._transforms import rows
 
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
@@ -95,6 +95,15 @@ def _of_product(op: Callable[[], Operator]) -> Any:
 def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
     (dy,) = arrays
     return call(BIAS_GRAD, given, how) if wanted is None else (given[0].to(dy.dtype).expand(dy.shape),)
+
+
+def _tree_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """The sum of tangents; or the gradient of each part, which is that of the sum, and that of the bias."""
+    if wanted is not None:
+        of_bias = bias_gradient(call, given[0]) if wanted[-1] else None
+        return *(given[0].float() if w else None for w in wanted[:-1]), of_bias
+    total = sum_of(None if t is None else t.float() for t in given)
+    return (None if total is None else total.to(how[0]),)
 
 
 def _eager() -> Any:
@@ -185,5 +194,17 @@ BIAS_GRAD = Operator(
     dtypes=(lambda how: how[0],),
     native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, option_code(how[0], "out_dtype"), *tail),),
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
+    sharded=SHARDED,
+)
+TREE_SUM = Operator(
+    "tree_sum",
+    (*Array.list_of("parts", 8), "bias?"),
+    "ScalarType out_dtype",
+    schema_options=None,
+    dtypes=(lambda how: how[0],),
+    native=lambda arrays, how, *tail: (
+        _C.tree_sum([x for x in arrays[:8] if x is not None], arrays[8], option_code(how[0], "out_dtype"), *tail),
+    ),
+    gradient=linear(of=tuple(range(9)), incoming=("dy",), along=_tree_along),
     sharded=SHARDED,
 )

@@ -12,7 +12,7 @@ from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
 from ..contract import BY_EXPONENTIAL, OFF_LOGPROB, Bound, Row, U, add_rows, off_dlogits, smaller
 from ..reference.logprob import logprob_reference
-from . import logprob_traced  # noqa: F401 - describes the operators
+from .logprob_traced import FORWARD, array_or_number
 
 __all__ = [
     "LogprobResult",
@@ -85,20 +85,6 @@ def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, retu
     if return_status is not False and _check.flag("return_status", return_status):
         wanted |= STATUS
     return wanted
-
-
-_torch_path: Any = None
-
-
-def _torch() -> Any:
-    """Imports ops/logprob_torch.py at the first torch tensor, and registers every operator with torch."""
-    global _torch_path
-    if _torch_path is None:
-        _call.engine()
-        from . import logprob_torch
-
-        _torch_path = logprob_torch
-    return _torch_path
 
 
 @overload
@@ -183,43 +169,33 @@ def logprob(
     kept_ids, kept_offsets = (None, None) if kept is None else _check.kept_arrays(kept)
     if type(ignore_index) is not int:
         ignore_index = _check.integer("ignore_index", ignore_index)
-    wanted = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
+    is_alone = return_lse is return_entropy is return_sum_p_sq is return_status is False
+    wanted = LOGPROB if is_alone else wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     verify = (check is not False and _check.flag("check", check)) or on_bad_id == "raise"
     returns = wanted | STATUS if verify else wanted
+    arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     if kept is None and out is None and not _call.is_read_by_dynamo():
-        numbers = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, None, None)
-        result = _C.logprob_eager(logits, target, numbers, exp, returns, None)
+        result = _C.logprob_eager(logits, target, arguments, exp, returns, None)
         if result is not NotImplemented:
             return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
-    if out is not None:
-        out = _check.given_outputs(out, LogprobResult._fields, wanted)
-    arguments = (
-        temperature,
-        logit_scale,
-        softcap,
-        ignore_index,
-        valid_vocab,
-        canonical_vocab,
-        kept_ids,
-        kept_offsets,
+    if out is None:
+        given, value = array_or_number(temperature)
+        how = (value, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, exp, returns, arguments)
+        result = _call.call(FORWARD, (logits, target, given, kept_ids, kept_offsets), how)
+        return result[0] if returns == LOGPROB else _selected(result, wanted, verify, check, target)
+    out = _check.given_outputs(out, LogprobResult._fields, wanted)
+    frame = _call.frame_of({"logits": logits}, out)
+    result = _C.logprob(
+        frame.export(logits, "logits"),
+        frame.export(target, "target"),
+        _exported(frame, arguments),
+        resolve_exp(exp, frame.device),
+        returns,
+        tuple(frame.export_output(o, "out") for o in out),
+        frame.allocate,
+        frame.stream,
     )
-    if _dispatch.is_tensor(logits):
-        result = _torch().logprob(logits, target, arguments, exp, returns, out)
-    else:
-        frame = _dispatch.Frame(logits, "logits")
-        _dispatch.match_torch_threads()
-        outputs = None if out is None else tuple(frame.export_output(o, "out") for o in out)
-        result = _C.logprob(
-            frame.export(logits, "logits"),
-            frame.export(target, "target"),
-            _exported(frame, arguments),
-            resolve_exp(exp, frame.device),
-            returns,
-            outputs,
-            frame.allocate,
-            frame.stream,
-        )
-        result = _native_results(frame, result, out)
+    result = _native_results(frame, result, out)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
@@ -270,10 +246,12 @@ def logprob_partial(
     ignore_index = _check.integer("ignore_index", ignore_index)
     vocab_start, vocab_size = (_check.integer(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    if _dispatch.is_tensor(logits_shard):
-        return _torch().partial(logits_shard, target, arguments, exp, vocab_start, vocab_size)
-    frame = _dispatch.Frame(logits_shard, "logits")
-    _dispatch.match_torch_threads()
+    if _dispatch.is_tensor(logits_shard) and _call.engine().wants_grad(logits_shard):
+        raise ValueError(
+            "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
+            "call logprob_backward with the merged lse"
+        )
+    frame = _call.frame_of({"logits": logits_shard})
     stats = _C.logprob_partial(
         frame.export(logits_shard, "logits"),
         frame.export(target, "target"),
@@ -325,20 +303,9 @@ def logprob_merge(
         tensor([-4.4908])
     """
     returns = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
-    if _dispatch.is_tensor(stats):
-        result = _torch().merge(stats, temperature, returns)
-    else:
-        frame = _dispatch.Frame(stats, "stats")
-        raw = _C.logprob_merge(
-            frame.export(stats, "stats"),
-            frame.export(temperature, "temperature"),
-            returns,
-            0.0,
-            0,
-            frame.allocate,
-            frame.stream,
-        )
-        result = _native_results(frame, raw, None)
+    frame = _call.frame_of({"stats": stats})
+    given = (frame.export(stats, "stats"), frame.export(temperature, "temperature"))
+    result = _native_results(frame, _C.logprob_merge(*given, returns, 0.0, 0, frame.allocate, frame.stream), None)
     return result if returns == LOGPROB else LogprobResult(*result)
 
 
@@ -386,10 +353,9 @@ def logprob_backward(
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     rows = (lse, entropy, dlogprob, dlse, dentropy)
-    if _dispatch.is_tensor(logits):
-        return _torch().backward(logits, target, arguments, exp, (vocab_start, vocab_size), rows, out)
-    frame = _dispatch.Frame(logits, "logits")
-    _dispatch.match_torch_threads()
+    frame = _call.frame_of({"logits": logits})
+    if out is not None and _dispatch.is_tensor(logits) and not _dispatch.is_tensor(out):
+        raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     result = _C.logprob_backward(
         frame.export(logits, "logits"),
         frame.export(target, "target"),

@@ -28,23 +28,26 @@ INCOMING = ("dlogprob", "dlse", "dentropy")
 GRADIENTS = "dlogprob?, dlse?, dentropy?"
 
 
-def split(arguments: tuple[Any, ...], *how: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Splits the Python op's arguments into :data:`ROWS` and the options; ``how`` is appended to the options."""
-    temperature, *numbers, kept_ids, kept_offsets = arguments
-    if _dispatch.is_tensor(temperature):
-        return (temperature, kept_ids, kept_offsets), (1.0, *numbers, *how)
-    return (None, kept_ids, kept_offsets), (temperature, *numbers, *how)
+def array_or_number(temperature: Any) -> tuple[Any, Any]:
+    """The array of :data:`ROWS`, or None, and the option of :data:`NUMBERS`."""
+    if type(temperature) is float or not _dispatch.is_array(temperature):
+        return None, temperature
+    return temperature, 1.0
 
 
-def joined(rows: Any, numbers: Any) -> tuple[Any, ...]:
+def joined(rows: Any, how: Any) -> tuple[Any, ...]:
     """The same options in the extension's form, without exp."""
-    (temperature, kept_ids, kept_offsets), (value, *rest, _) = rows, numbers
-    return (value if temperature is None else temperature, *rest, kept_ids, kept_offsets)
+    temperature, kept_ids, kept_offsets = rows
+    return (how[0] if temperature is None else temperature, *how[1:6], kept_ids, kept_offsets)
 
 
-def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    *numbers, returns = how
-    return _C.logprob(*arrays[:2], joined(arrays[2:], numbers), numbers[-1], returns | 2, None, *tail)
+def _native_forward(arrays: Any, how: Any, allocate: Any, stream: int) -> Any:
+    """In addition to the schema's options, a call that no backward follows has them in the form of :func:`joined`."""
+    if len(how) == 8:
+        return _C.logprob(*arrays[:2], joined(arrays[2:], how), how[6], how[7] | 2, None, allocate, stream)
+    numbers = how[8] if allocate is None else joined(arrays[2:], how)  # with the arrays of a frame
+    found = _C.logprob(arrays[0], arrays[1], numbers, how[6], how[7], None, allocate, stream)
+    return found if type(found) is tuple else (found,)
 
 
 def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
@@ -54,7 +57,7 @@ def _native_backward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     lse, logits, target, entropy, *rows = kept
-    return call(BACKWARD, (logits, target, lse, entropy, *given, *rows), how[:-1])
+    return call(BACKWARD, (logits, target, lse, entropy, *given, *rows), how[:7])
 
 
 def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
@@ -93,7 +96,7 @@ def _composed_forward(operands: Any, how: Any) -> Any:
     logits, *constants = operands
     logprob, lse, entropy, is_id = _composed(logits, constants, how, "forward-mode differentiation")
     found = (logprob * is_id.double().where(is_id, float("nan")), lse, entropy)
-    shapes = outputs_of(how[-1], logits.shape[:-1], 3)
+    shapes = outputs_of(how[7], logits.shape[:-1], 3)
     return tuple(o.float() for o, shape in zip(found, shapes, strict=True) if shape is not None)
 
 
@@ -136,7 +139,10 @@ FORWARD = Operator(
         incoming=INCOMING,
         kept=lambda arrays, outputs: (outputs[1], *arrays[:2], outputs[2], *arrays[2:]),
         backward=_gradients,
+        asked=lambda arrays, how: how[7] > 1,
+        constants="has no gradient here",
         batch=rows(0, 1, 2, alone=lambda inputs: _refuse_kept(inputs[3])),
+        dims=None,
     ),
     sharded=", or for a sharded vocabulary logprob_partial and logprob_merge",
 )
