@@ -9,7 +9,7 @@ import torch
 
 from . import _in_graph
 from ._native import module as _C
-from ._operator import OPERATORS, Operator, products
+from ._operator import Operator, products
 from ._run import applied, straight
 from ._torch import Eager, apply_function, gradient, is_direct_gradient, is_grad_enabled
 
@@ -59,59 +59,35 @@ def backward(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: An
     """The gradients times the loss's incoming gradient. ``arrays``: what the forward kept, then the operands, which
     serve only to refuse a second derivative."""
     of: Any = op.gradient
-    found = apply_function(None, "Scaled", op.name, *how[: of.loss.reads], *given, *arrays)
-    return tuple(None if g is None else o for o, g in zip(found, arrays[: len(of.of)], strict=True))
+    kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
+    d_loss = apply_function(None, "Once", op.name, given[0], *operands)
+    return tuple(of.loss.scale(applied, d_loss, kept, how[: of.loss.reads]))
 
 
 @_in_graph.callable_in_graph
-class Scaled(torch.autograd.Function):
-    """The call is linear in d_loss and has no derivative along the operands."""
+class Once(torch.autograd.Function):
+    """The gradient that comes in, with an error for its derivative along the operands of the loss."""
 
     @staticmethod
-    def forward(name: str, *arguments: Any) -> Any:
-        count, loss = _loss_of(name)
-        d_loss, *kept = arguments[loss.reads : -count]
-        found = loss.scale(_dispatched, d_loss, kept, arguments[: loss.reads])
-        return tuple(d_loss.new_empty(0) if g is None else g for g in found)
+    def forward(name: str, d_loss: Any, *operands: Any) -> Any:
+        return d_loss.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.name, *arguments = inputs
-        ctx.count, ctx.loss = _loss_of(ctx.name)
-        ctx.how, kept = tuple(arguments[: ctx.loss.reads]), arguments[ctx.loss.reads + 1 : -ctx.count]
-        ctx.mark_non_differentiable(*(o for o, g in zip(output, kept, strict=False) if g is None))
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)
+        ctx.name, ctx.count = inputs[0], len(inputs)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *incoming: Any) -> Any:
+    def backward(ctx: Any, d: Any) -> Any:
         _refuse_second(ctx, ctx.needs_input_grad)
-        found: list[Any] = [None] * len(ctx.needs_input_grad)
-        if any(x is not None for x in incoming):
-            found[1 + ctx.loss.reads] = ctx.loss.along(incoming, ctx.saved_tensors, ctx.how)
-        return tuple(found)
+        return None, d, *(None,) * (ctx.count - 2)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _refuse_second(ctx, [t is not None for t in tangents])
-        kept, d_loss = ctx.saved_tensors, tangents[1 + ctx.loss.reads]
-        if d_loss is None:
-            return tuple(None if g is None else torch.zeros_like(g) for g in kept[: ctx.count])
-        return tuple(ctx.loss.scale(applied, d_loss, kept, ctx.how))
-
-
-def _loss_of(name: str) -> tuple[int, Any]:
-    """The number of arrays with a gradient, and the rule."""
-    of: Any = next(op.gradient for op in OPERATORS if op.name == name)
-    return len(of.of), of.loss
-
-
-def _dispatched(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Calls an operator inside a Function's forward, where batches of ``is_grads_batched`` may arrive."""
-    return getattr(torch.ops.rl_kernel_native, op.name)(*arrays, *how)
+        return tangents[1]
 
 
 def _refuse_second(ctx: Any, along: Sequence[bool]) -> None:
-    if any(along[-ctx.count :]):
+    if any(along[2:]):
         raise RuntimeError(f"{ctx.name}: has no second derivative")

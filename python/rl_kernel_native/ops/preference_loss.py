@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .. import _call, _check
 from .._metrics import MetricVector
 from .._native import functions
-from .._operator import Loss, Operator, kept
+from .._operator import Loss, Operator, kept, linear
 from .._types import AnyArray, ArrayT, Generic, NamedTuple, PreferenceKind
 from ..contract import OF_TOKENS, Bound, Row, add_rows
 from ..reference.preference_loss import preference_loss_reference
@@ -63,6 +63,14 @@ def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
     return call(_BACKWARD, (dlosses, *kept), how[1:])
 
 
+def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
+    """A backward is linear in the gradient of losses. Unpaired losses are as many as both sides."""
+    dlosses, *kept = arrays
+    if wanted is None:
+        return call(_BACKWARD, (given[0], *kept), how)
+    return (_along(given, kept, (KTO if dlosses.shape != kept[0].shape else None, *how)),)
+
+
 def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
     """Tangents of losses: each side's products are added at the places of its losses."""
     (d_chosen, d_rejected, ranks), (kind, sort) = kept, how
@@ -99,6 +107,7 @@ _BACKWARD = Operator(
     "int sort",
     outputs=lambda arrays, how: (arrays[1].shape, arrays[2].shape),
     dtypes=("float32",) * 2,
+    gradient=linear(of=(0,), reads=(1, 2, 3), incoming=("dd_chosen", "dd_rejected"), along=_along_backward),
 )
 
 
