@@ -110,8 +110,9 @@ __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* fro
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-// L2's policy for lines of a sum: evict-last while the sum grows, evict-first once it is complete.
-__device__ __forceinline__ std::uint64_t l2_policy(bool keeps) {
+// L2's policy for bytes that TMA copies or adds: evict-last where more accesses follow, as in a sum that grows, else
+// evict-first. vec8.cuh has l2_policy, which never keeps lines.
+__device__ __forceinline__ std::uint64_t tma_policy(bool keeps) {
   std::uint64_t kept, passing;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(passing));

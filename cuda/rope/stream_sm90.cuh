@@ -79,7 +79,7 @@ template <class T>
 class StreamCopies {
  public:
   __device__ __forceinline__ StreamCopies(const RopeParams& p, const RopeStream& s, const StreamMemory& memory)
-      : p_(p), s_(s), memory_(memory), passes_(l2_policy(false)) {}
+      : p_(p), s_(s), memory_(memory), passes_(tma_policy(false)) {}
 
   __device__ __forceinline__ void run() {
     const unsigned tokens = static_cast<unsigned>(p_.num_tokens), step = gridDim.x;

@@ -436,7 +436,7 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
           mbarrier_arrive(shared.dq_empty(parity));
           continue;
         }
-        const std::uint64_t policy = l2_policy(work.key > 0);
+        const std::uint64_t policy = tma_policy(work.key > 0);
         if (turn == 0) {
           store_bytes(sums, shared.dq(parity), bytes, policy);
         } else {
