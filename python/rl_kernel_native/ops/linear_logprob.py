@@ -400,7 +400,7 @@ def linear_logprob_partial(
                 "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it "
                 "under torch.no_grad(), or linear_logprob with process_group"
             )
-    names = ("hidden", "weight", "bias", "lora_a", "lora_b", "target")
+    names = ("hidden", "weight_shard", "bias", "lora_a", "lora_b", "target")
     frame = _call.frame_of(dict(zip(names, (*head, target), strict=True)))
     exported = tuple(map(frame.export, (*head, target), names)), _exported(frame, arguments)
     how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, 0.0)
