@@ -10,50 +10,80 @@
 namespace rlk::cuda {
 namespace {
 
-template <class T, Exp kExp>
-__global__ void __launch_bounds__(kRowGroups* kGroupThreads, 1)
+constexpr int kWideBlocks = 16, kNarrowBlocks = 8;  // blocks of a cluster
+
+template <class T, Exp kExp, int kBlocks>
+__global__ void __launch_bounds__(kClusterThreads, kBlocks == kWideBlocks ? 1 : 2)
     sample_cluster_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                           const __grid_constant__ SampleChunk chunk, const __grid_constant__ int height) {
-  __shared__ ClusterShared s;
-  const int threads = static_cast<int>(blockDim.x);
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kDigitBins; i += threads) s.bins[i] = 0;
-#pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kMostSlots / kWarp; i += threads) {
-    s.roots[i] = make_float2(-infinity(), 0.0f);
-  }
+  extern __shared__ float4 of_cluster[];  // ClusterShared, then the columns
+  using Shared = ClusterShared<kBlocks>;
+  static_assert(sizeof(Shared) % sizeof(float4) == 0);
+  Shared& s = *reinterpret_cast<Shared*>(of_cluster);
+#pragma unroll
+  for (int i = 0; i < kDigitBins / kClusterThreads; ++i) s.bins[i * kClusterThreads + threadIdx.x] = 0;
+  if (threadIdx.x < kMostSlots / kWarp) s.roots[threadIdx.x] = make_float2(-infinity(), 0.0f);
   if (threadIdx.x == 0) s.num_found = 0;
-  ClusterRow<T, kExp> row(p, grid, chunk, height, &s);
+  ClusterRow<T, kExp, kBlocks> row(p, grid, chunk, height, &s);
+  row.find_columns();
   cluster_arrive();
   wait_for_previous_kernel();
   allow_next_kernel();
   row.run();
 }
 
-// Whether the device can hold a cluster of this kernel.
-template <class T, Exp kExp>
-bool holds_clusters() {
-  static std::array<std::atomic<int>, kMaxDevices> known{};  // 1: no, 2: yes
+// Clears the counts of kept columns. The kernel of clusters begins meanwhile.
+constexpr int kClearThreads = 256;
+__global__ void __launch_bounds__(kClearThreads) clear_counts_kernel(const __grid_constant__ SampleChunk chunk) {
+  allow_next_kernel();
+  wait_for_previous_kernel();
+  clear_published(chunk);
+}
+
+// Bytes of shared memory of a block.
+template <int kBlocks>
+int cluster_bytes(int groups) {
+  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) +
+         cluster_steps<kBlocks>(groups) * kClusterThreads * kLeafSteps * 4;
+}
+// How many clusters of this kernel the device holds at once, for rows of `groups` groups; 0 if none.
+template <class T, Exp kExp, int kBlocks>
+std::int64_t held_clusters(int groups) {
+  using OfSteps = std::array<std::atomic<int>, ClusterShared<kBlocks>::kSteps>;
+  static std::array<OfSteps, kMaxDevices> known{};  // the number plus one
   const int device = current_device();
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
-  int state = known[device].load(std::memory_order_relaxed);
-  if (state == 0) {
-    auto* const kernel = sample_cluster_kernel<T, kExp>;
+  std::atomic<int>& of_device = known[device][cluster_steps<kBlocks>(groups) - 1];
+  int held = of_device.load(std::memory_order_relaxed);
+  if (held == 0) {
+    auto* const kernel = sample_cluster_kernel<T, kExp, kBlocks>;
+    const int most = cluster_bytes<kBlocks>(kMostGroups);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "size of clusters");
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory of clusters");
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {kRowBlocks, 1, 1};
+    attribute.val.clusterDim = {kBlocks, 1, 1};
     cudaLaunchConfig_t config{};
-    config.gridDim = kRowBlocks;
-    config.blockDim = kRowGroups * kGroupThreads;
+    config.gridDim = kBlocks;
+    config.blockDim = kClusterThreads;
+    config.dynamicSmemBytes = static_cast<std::size_t>(cluster_bytes<kBlocks>(groups));
     config.attrs = &attribute;
     config.numAttrs = 1;
     int clusters = 0;
     check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "clusters of a device");
-    state = clusters > 0 ? 2 : 1;
-    known[device].store(state, std::memory_order_relaxed);
+    held = clusters + 1;
+    of_device.store(held, std::memory_order_relaxed);
   }
-  return state == 2;
+  return held - 1;
+}
+template <class T, Exp kExp, int kBlocks>
+void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
+  if (chunk.rows > 1 && p.kept_offsets != nullptr) {
+    launch_dependent<true>(clear_counts_kernel, 1, kClearThreads, 0, stream, chunk);
+  }
+  launch_dependent_clusters<true>(
+      sample_cluster_kernel<T, kExp, kBlocks>, kBlocks, static_cast<int>(chunk.rows) * kBlocks, kClusterThreads,
+      cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
 
 // Computes a call of few rows that top_p alone cuts. Returns whether it does: not with other cuts, the n best or greedy
@@ -62,18 +92,20 @@ template <class T, Exp kExp>
 bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const bool by_top_p = p.top_p.data != nullptr || p.top_p.value != 1.0f;
   const bool others = p.top_k.data != nullptr || p.top_k.value != 0 || p.min_p.data != nullptr || p.min_p.value != 0.0f;
-  if (!by_top_p || others || p.greedy || p.is_greedy != nullptr || p.top_ids != nullptr || chunk.rows > kClusterRows ||
-      chunk.rows != p.num_rows || grid.groups_per_part == 0 || grid.groups > kRowBlocks * kRowGroups ||
-      !holds_clusters<T, kExp>()) {
+  if (!by_top_p || others || p.greedy || p.is_greedy != nullptr || p.top_ids != nullptr || chunk.rows != p.num_rows ||
+      grid.groups_per_part == 0 || grid.groups > kMostGroups) {
     return false;
   }
-  if (chunk.rows > 1 && p.kept_offsets != nullptr) {
-    check(cudaMemsetAsync(chunk.states, 0, static_cast<std::size_t>(chunk.rows) * sizeof *chunk.states, stream),
-          "clearing of counts");
+  // Scans are faster than more rounds of clusters. With few groups, half of a block has none.
+  const int rounds = grid.groups > kNarrowBlocks ? 2 : 1;
+  // A wide cluster computes one row sooner where lanes of a narrow cluster would have two leaves or more.
+  if (cluster_steps<kNarrowBlocks>(grid.groups) > 1 && chunk.rows <= held_clusters<T, kExp, kWideBlocks>(grid.groups)) {
+    launch_cluster_rows<T, kExp, kWideBlocks>(p, grid, chunk, stream);
+  } else if (chunk.rows <= rounds * held_clusters<T, kExp, kNarrowBlocks>(grid.groups)) {
+    launch_cluster_rows<T, kExp, kNarrowBlocks>(p, grid, chunk, stream);
+  } else {
+    return false;
   }
-  const int groups = (grid.groups + kRowBlocks - 1) / kRowBlocks;
-  launch_dependent_clusters<true>(sample_cluster_kernel<T, kExp>, kRowBlocks, static_cast<int>(chunk.rows) * kRowBlocks,
-                                  groups * kGroupThreads, 0, stream, p, grid, chunk, leaf_height(p.vocab_size));
   return true;
 }
 

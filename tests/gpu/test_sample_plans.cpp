@@ -50,8 +50,14 @@ struct Call {
   explicit Call(unsigned seed_of_call) {
     std::mt19937 random(seed_of_call);
     const auto pick = [&](auto... x) { return chosen(&random, {x...}); };
-    const auto rows = pick(std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, std::int64_t{60});
-    const std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000, 70000);
+    auto rows = pick(std::int64_t{1}, std::int64_t{3}, std::int64_t{9}, std::int64_t{60});
+    std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000, 70000);
+    const bool only_share = random() % 4 == 0;  // top_p alone, which clusters of blocks compute for few rows
+    if (only_share) {
+      vocab = pick(17000, 33001, 70000, 160003);
+      rows = vocab > 40000 ? pick(std::int64_t{1}, std::int64_t{8})
+                           : pick(std::int64_t{1}, std::int64_t{7}, std::int64_t{9}, std::int64_t{40});
+    }
     p.num_rows = rows;
     p.vocab_size = vocab;
     p.valid_vocab = random() % 3 == 0 ? 1 + random() % vocab : vocab;
@@ -77,7 +83,8 @@ struct Call {
     std::vector<float> t(rows), tp(rows), mp(rows);
     std::vector<std::int64_t> tk(rows), s(rows), id(rows), at(rows);
     std::vector<std::uint8_t> g(rows);
-    const bool cuts = random() % 5 != 0, shares = cuts && random() % 2 == 0, counts = cuts && random() % 2 == 0;
+    const bool cuts = !only_share && random() % 5 != 0, counts = cuts && random() % 2 == 0;
+    const bool shares = only_share || (cuts && random() % 2 == 0);
     for (std::int64_t i = 0; i < rows; ++i) {
       t[i] = pick(0.3f, 0.7f, 1.0f, 1.5f);
       tp[i] = shares ? pick(0.1f, 0.5f, 0.9f, 0.95f, 1.0f) : 1.0f;
@@ -101,14 +108,14 @@ struct Call {
     if (!shares || random() % 2 == 0) p.top_p.value = tp[0], top_p.clear();
     if (!cuts || random() % 2 == 0) p.min_p.value = mp[0], min_p.clear();
     if (random() % 2 == 0) p.temperature.value = 0.8f, temperature.clear();
-    if (random() % 2 == 0) greedy.clear();
+    if (only_share || random() % 2 == 0) greedy.clear();
     if (random() % 3 == 0) {
       p.allowed_stride = (vocab + 31) / 32;
       std::vector<std::int32_t> words(rows * p.allowed_stride);
       for (auto& w : words) w = static_cast<std::int32_t>(random() | random());
       allowed = bytes_of(words);
     }
-    p.n_logprobs = random() % 3 == 0 ? std::min<std::int64_t>(p.valid_vocab, pick(1, 5, 20)) : 0;
+    p.n_logprobs = !only_share && random() % 3 == 0 ? std::min<std::int64_t>(p.valid_vocab, pick(1, 5, 20)) : 0;
     const bool wants_raw = random() % 2 == 0, wants_kept = random() % 4 != 0;
     p.kept_capacity = !wants_kept ? 0 : random() % 4 == 0 ? rows * vocab / 3 : rows * vocab;
     Outputs o;

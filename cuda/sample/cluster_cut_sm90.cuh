@@ -1,0 +1,597 @@
+// The cut of a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns. Blocks
+// exchange extremes, bins of masses and counts through distributed shared memory.
+#pragma once
+
+#include "../common/cluster_sm90.cuh"
+#include "draw.cuh"
+#include "leaf_scan.cuh"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kClusterWarps = 16;                        // warps of a block
+constexpr int kGroupWarps = 8;                           // warps of a group; each has four leaves
+constexpr int kRowGroups = kClusterWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
+constexpr int kClusterThreads = kClusterWarps * kWarp;
+constexpr int kMostGroups = 48;  // groups of a row
+constexpr int kMostAtCut = 512;  // columns in the cut's bin that shared memory lists
+constexpr int kFineBins = 512;   // bins of that list
+
+// Leaves of a lane.
+template <int kBlocks>
+RLK_HD int cluster_steps(int groups) {
+  return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
+}
+
+// The shared memory of a block, of a cluster of kBlocks.
+template <int kBlocks>
+struct ClusterShared {
+  static constexpr int kSteps = (kMostGroups / kBlocks + kRowGroups - 1) / kRowGroups;
+  static constexpr int kGroups = kSteps * kRowGroups;  // groups of a block
+  static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
+
+  std::uint64_t bins[kDigitBins];                      // masses of the block's columns
+  std::uint64_t sums[kBinsOfBlock];                    // masses of all blocks, in the bins of this block
+  std::uint64_t parts[kBlocks * kClusterWarps];        // sums over kBinsOfWarp bins each, of all blocks
+  std::uint64_t unused[kWarp];                         // takes what columns without mass add
+  std::uint64_t found[kMostAtCut];                     // ranks of the block's columns in the cut's bin
+  std::uint64_t list[kMostAtCut], masses[kMostAtCut];  // those of all blocks
+  uint4 masks[kGroups][kGroupLeaves];                  // kept columns
+  float2 nodes[kGroups][kGroupLeaves];
+  float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
+  float2 roots[kMostSlots / kWarp];                // the groups of all blocks
+  int2 columns[kGroups];                           // first column and part's end of the block's groups
+  float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
+  std::uint32_t open[kSteps][kClusterThreads];
+  std::uint32_t counts[kMostGroups];  // kept columns of each group
+  std::uint32_t words[kDrawWords];
+  std::uint64_t goal, before, last;
+  std::int64_t begin;
+  int bin;
+  std::uint32_t num_found, num_fine;
+  std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, of both steps
+};
+
+template <class N>
+__device__ __forceinline__ N load_remote(const N* of_block, int rank) {
+  const std::uint32_t address = map_to_rank(shared_address(of_block), static_cast<std::uint32_t>(rank));
+  static_assert(sizeof(N) == 4 || sizeof(N) == 8 || sizeof(N) == 16);
+  N x;
+  if constexpr (sizeof(N) == 4) {
+    std::uint32_t w;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w) : "r"(address) : "memory");
+    memcpy(&x, &w, sizeof x);
+  } else if constexpr (sizeof(N) == 8) {
+    std::uint64_t w;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(w) : "r"(address) : "memory");
+    memcpy(&x, &w, sizeof x);
+  } else {
+    std::uint32_t w[4];
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(address)
+                 : "memory");
+    memcpy(&x, w, sizeof x);
+  }
+  return x;
+}
+__device__ __forceinline__ void store_remote_u64(std::uint32_t remote, std::uint64_t x) {
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x) : "memory");
+}
+
+// A row's columns and its last kept column.
+template <class T, Exp kExp, int kBlocks>
+class ClusterCut {
+ protected:
+  using Shared = ClusterShared<kBlocks>;
+
+ public:
+  __device__ __forceinline__ ClusterCut(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk,
+                                        int height, Shared* shared)
+      : p_(p),
+        grid_(grid),
+        chunk_(chunk),
+        s_(*shared),
+        height_(height),
+        rank_(static_cast<int>(cluster_rank())),
+        i_(static_cast<int>(blockIdx.x) / kBlocks),
+        lane_(lane_of_warp()),
+        warp_(warp_of_block()),
+        chain_(lane_ % kNumChains) {}
+
+  // Finds the columns of the block's groups: the first one, and the last one of the part. All threads call this function.
+  __device__ __forceinline__ void find_columns() {
+    const int group = static_cast<int>(threadIdx.x), task = task_of(group);
+    if (group < Shared::kGroups) {
+      int2 columns = make_int2(0, 0);
+      if (task < grid_.groups) {
+        const int part = task / grid_.groups_per_part, step = task - part * grid_.groups_per_part;
+        columns = make_int2(grid_.part_first[part] + step * kGroupLeaves * kLeafColumns, grid_.part_last[part]);
+      }
+      s_.columns[group] = columns;
+    }
+    __syncthreads();
+  }
+
+ protected:
+  using Storage = typename T::Storage;
+  using Exponential = Chains<kExp, false>;
+  static constexpr int kBinsOfBlock = Shared::kBinsOfBlock, kBinsOfWarp = Shared::kBinsOfWarp;
+  static constexpr int kBatch = 4;  // columns that a loop's step processes
+  static constexpr int kBatches = kLeafSteps / kBatch;
+
+  __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
+  __device__ __forceinline__ int task_of(int group) const { return rank_ + group * kBlocks; }
+  // The group that the warp processes in a step.
+  __device__ __forceinline__ int group_of(int step) const { return step * kRowGroups + warp_ / kGroupWarps; }
+  // Leaves of a lane.
+  __device__ __forceinline__ int steps() const { return cluster_steps<kBlocks>(grid_.groups); }
+  // The thread's columns: four at a time, kClusterThreads apart. They lie behind the block's other values.
+  __device__ __forceinline__ float4* columns() const { return reinterpret_cast<float4*>(&s_ + 1) + threadIdx.x; }
+  struct Place {
+    int first, columns;  // the lane's leaf; without a column, `columns` is 0 or negative
+  };
+  __device__ __forceinline__ Place place_of_leaf(int step) const {
+    const int2 columns = s_.columns[group_of(step)];
+    const int first = columns.x + leaf_of_group() * kLeafColumns;
+    // Clamping to 0 here too would make ptxas 13.0 invert a comparison with kLeafColumns (cuda/logprob/README.md).
+    return {first, min(columns.y - first, kLeafColumns)};
+  }
+  __device__ __forceinline__ int leaf_of_group() const { return warp_ % kGroupWarps * kAtOnce + lane_ / kNumChains; }
+  static __device__ __forceinline__ void meet() {
+    cluster_arrive();
+    cluster_wait();
+  }
+  // The address of a value in the shared memory of another block.
+  template <class N>
+  __device__ __forceinline__ std::uint32_t of_block(const N* value, int rank) const {
+    return map_to_rank(shared_address(value), static_cast<std::uint32_t>(rank));
+  }
+
+  // Reads the lane's columns; missing ones are -Inf. Returns the largest and the smallest finite z of the lane.
+  __device__ __forceinline__ float2 load() {
+    float largest = -infinity(), smallest = infinity();
+#pragma unroll 1
+    for (int step = 0; step < steps(); ++step) {
+      const Place place = place_of_leaf(step);
+      float z[kLeafSteps];
+      load_leaf(place, z);
+      float top = -infinity(), least = infinity();
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        top = max_nan(top, z[k]);
+        least = fminf(least, z[k]);
+      }
+      if (least == -infinity()) {
+        least = infinity();
+#pragma unroll
+        for (int k = 0; k < kLeafSteps; ++k) least = fminf(least, z[k] == -infinity() ? infinity() : z[k]);
+      }
+      smallest = fminf(smallest, least);
+#pragma unroll
+      for (int b = 0; b < kBatches; ++b) {
+        columns()[(step * kBatches + b) * kClusterThreads] =
+            make_float4(z[kBatch * b], z[kBatch * b + 1], z[kBatch * b + 2], z[kBatch * b + 3]);
+      }
+#pragma unroll
+      for (int d = 1; d < kNumChains; d *= 2) top = max_nan(top, shuffle_xor(top, d));
+      if (chain_ == 0) s_.tops[group_of(step)][leaf_of_group()] = top;
+      largest = max_nan(largest, top);
+    }
+    return make_float2(largest, smallest);
+  }
+  __device__ __forceinline__ void load_leaf(const Place& place, float (&z)[kLeafSteps]) const {
+    const int first = place.first, columns = place.columns;
+    const Storage* const from = static_cast<const Storage*>(p_.logits) + row() * p_.logits_stride + first + chain_;
+    if (columns == kLeafColumns) {
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) z[k] = T::load(from[k * kNumChains]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        z[k] = k * kNumChains + chain_ < columns ? T::load(from[k * kNumChains]) : -infinity();
+      }
+    }
+    if (sizeof(Storage) == sizeof(float) && p_.edited != nullptr) {
+      std::uint32_t words[kMaskWords];
+      allowed_in_leaf(p_.edited + row() * edit_words(p_.vocab_size), first, columns, words);
+      const float* const edits = p_.edits + row() * p_.vocab_size + first + chain_;
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        if (has_bit(words, k)) z[k] = edits[k * kNumChains];
+      }
+    }
+    if (p_.allowed != nullptr) {
+      std::uint32_t words[kMaskWords];
+      allowed_in_leaf(p_.allowed + row() * p_.allowed_stride, first, columns, words);
+#pragma unroll
+      for (int k = 0; k < kLeafSteps; ++k) {
+        if (!has_bit(words, k)) z[k] = -infinity();
+      }
+    }
+  }
+  __device__ __forceinline__ bool has_bit(const std::uint32_t (&words)[kMaskWords], int k) const {
+    return (words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) != 0;
+  }
+  // Four columns of a step's leaf.
+  __device__ __forceinline__ void batch_of(int step, int batch, float (&z)[kBatch]) const {
+    const float4 of = columns()[(step * kBatches + batch) * kClusterThreads];
+    z[0] = of.x;
+    z[1] = of.y;
+    z[2] = of.z;
+    z[3] = of.w;
+  }
+  __device__ __forceinline__ std::uint64_t mass_of(float z) const { return z > least_ ? mass_above(z) : 0; }
+  // The same for z above `least_`, and anything for other z.
+  __device__ __forceinline__ std::uint64_t mass_above(float z) const {
+    MassSum sum;
+    sum.add(MassSum::units_of(Exponential::exponential(z, c_, Exponential::addend(m_))));
+    return sum.value();
+  }
+
+  // The largest and the smallest value over neighbouring lanes.
+  template <int kLanes>
+  static __device__ __forceinline__ float2 over_lanes(float2 range) {
+#pragma unroll
+    for (int d = 1; d < kLanes; d *= 2) {
+      range.x = max_nan(range.x, shuffle_xor(range.x, d));
+      range.y = fminf(range.y, shuffle_xor(range.y, d));
+    }
+    return range;
+  }
+  // The largest and the smallest of a value over the row. A NaN is the largest.
+  __device__ __forceinline__ float2 range_of_row(const float2& own) {
+    const float2 of_warp = over_lanes<kWarp>(own);
+    if (lane_ == 0) s_.of_warps[warp_] = of_warp;
+    __syncthreads();
+    if (warp_ == 0) {
+      const float2 of_block = over_lanes<kClusterWarps>(s_.of_warps[lane_ % kClusterWarps]);
+      if (lane_ < kBlocks) store_remote_8(this->of_block(s_.range + rank_, lane_), of_block);
+    }
+    meet();
+    return over_lanes<kBlocks>(s_.range[lane_ % kBlocks]);
+  }
+
+  // The value by which a column is put into a bin: its z times a unit, or, with the unit 0, its id. Units other than 1
+  // keep small differences of z normal.
+  static __device__ __forceinline__ float value_of(float z, int id, float unit) {
+    return unit == 0.0f ? -static_cast<float>(id) : mul_rn(z, unit);
+  }
+  // The rank of the first column, in the order of ranks, with which the mass reaches top_p's share. Each step of the
+  // loop adds masses to bins of equal width and finds the bin of this column, until the bin's columns fit the list. If
+  // they all have one z, the bins are those of their ids.
+  __device__ __forceinline__ std::uint64_t find_last(float top_p, const float2& range) {
+    float high = range.x, low = fmaxf(range.y, range.x - kMassRange / c_);
+    float unit = 1.0f;
+#pragma unroll 1
+    for (bool is_first = true;; is_first = false) {
+      const float scale = kDigitBins / (high - low);  // infinite if the first step finds one z or almost one
+      if (is_first) {
+        add_masses(high, scale);
+      } else {
+        add_open_masses(high, scale, unit);
+      }
+      meet();
+      sum_bins();
+      meet();
+      if (warp_ == 0) find_bin(is_first, top_p);
+      __syncthreads();
+      const int bin = s_.bin;
+      for (int i = static_cast<int>(threadIdx.x); i < kDigitBins; i += kClusterThreads) s_.bins[i] = 0;
+      list_bin(bin, high, scale, unit, is_first);
+      meet();
+      const int size = gather();
+      if (size <= kMostAtCut) {
+        return last_of_list(size, [&](std::uint64_t rank) {
+          const float value = value_of(z_of_rank(rank), static_cast<int>(id_of_rank(rank)), unit);
+          const float x = mul_rn(sub_rn(mul_rn(sub_rn(high, value), scale), static_cast<float>(bin)), kFineBins);
+          return x >= kFineBins - 1 ? kFineBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
+        });
+      }
+      // Other blocks have read this block's count before they arrive at the barrier of the next reduction.
+      high = open_range(unit, &low);
+      if (high == low || (unit == 1.0f && high - low < 0x1p-100f)) {
+        unit = high == low ? 0.0f : 0x1p64f;
+        meet();  // every block has read the range
+        high = open_range(unit, &low);
+      }
+      if (threadIdx.x == 0) s_.num_found = 0;
+    }
+  }
+  // The address of a value's bin. If the scale is infinite, all values have one bin.
+  static __device__ __forceinline__ std::uint32_t address_of_bin(std::uint32_t bins, float value, float high,
+                                                                 float scale) {
+    // From 2^23 on a float counts units.
+    const float counted = __fadd_rz(fminf(mul_rn(sub_rn(high, value), scale), kDigitBins - 1), 0x1p23f);
+    return bins + 8 * (static_cast<std::uint32_t>(rlk::bits_of(counted)) - 0x4b000000u);
+  }
+  // Adds the lower half of a mass to a bin; returns the upper half with the carry.
+  static __device__ __forceinline__ std::uint32_t add_low(std::uint32_t bin, std::uint64_t mass) {
+    const auto low = static_cast<std::uint32_t>(mass);
+    std::uint32_t before;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(bin), "r"(low) : "memory");
+    return static_cast<std::uint32_t>(((std::uint64_t{before} + low) >> 32) + (mass >> 32));
+  }
+  static __device__ __forceinline__ void add_high(std::uint32_t bin, std::uint32_t high) {
+    asm volatile("red.shared.add.u32 [%0+4], %1;" ::"r"(bin), "r"(high) : "memory");
+  }
+  // Adds the masses of all columns to bins of z.
+  __device__ __forceinline__ void add_masses(float high, float scale) {
+    const std::uint32_t bins = shared_address(s_.bins), unused = shared_address(s_.unused + lane_);
+#pragma unroll 1
+    for (int i = 0; i < steps() * kBatches; ++i) {
+      float z[kBatch];
+      std::uint32_t to[kBatch], upper[kBatch];
+      std::uint64_t mass[kBatch];
+      batch_of(0, i, z);
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        // Columns without mass add anything to a place of their lane.
+        mass[k] = mass_above(z[k]);
+        to[k] = z[k] > least_ ? address_of_bin(bins, z[k], high, scale) : unused;
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) upper[k] = add_low(to[k], mass[k]);
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
+    }
+  }
+  // The same for the open columns, with bins of z or of ids.
+  __device__ __forceinline__ void add_open_masses(float high, float scale, float unit) {
+    const std::uint32_t bins = shared_address(s_.bins);
+    each_open([&](float z, int id) {
+      const std::uint64_t mass = mass_of(z);
+      const std::uint32_t to = address_of_bin(bins, value_of(z, id, unit), high, scale);
+      add_high(to, add_low(to, mass));
+    });
+  }
+  // Calls fn(z, id) for the open columns of the thread: those that may be the last kept one.
+  template <class F>
+  __device__ __forceinline__ void each_open(F fn) {
+#pragma unroll 1
+    for (int step = 0; step < steps(); ++step) {
+      const int first = place_of_leaf(step).first + chain_;
+      const std::uint32_t open = s_.open[step][threadIdx.x];
+      const auto* const z = reinterpret_cast<const float*>(columns() + step * kBatches * kClusterThreads);
+#pragma unroll 1
+      for (int k = 0; k < kLeafSteps; ++k) {
+        if ((open >> k & 1) != 0) fn(z[k / kBatch * kBatch * kClusterThreads + k % kBatch], first + k * kNumChains);
+      }
+    }
+  }
+  // Lists the open columns of a bin; no others stay open.
+  __device__ __forceinline__ void list_bin(int bin, float high, float scale, float unit, bool is_first) {
+    // Values of the bin's columns, and a few others, lie in [from, to].
+    const float width = 1.0f / scale, slack = 1e-5f * (fabsf(high) + kDigitBins * width);
+    const bool divides = width > 0.0f && width < infinity();  // neither a constant row nor one that spans all floats
+    const float from = divides && bin < kDigitBins - 1 ? high - (bin + 1) * width - slack : -infinity();
+    const float to = divides ? high - bin * width + slack : infinity();
+    const std::uint32_t bins = shared_address(s_.bins), own_bin = bins + 8 * bin;
+#pragma unroll 1
+    for (int step = 0; step < steps(); ++step) {
+      const int first = place_of_leaf(step).first + chain_;
+      const std::uint32_t open = is_first ? ~0u : s_.open[step][threadIdx.x];
+      std::uint32_t inside = 0;
+      if (unit != 1.0f) {
+        inside = ~0u >> kLeafSteps;
+      } else {
+#pragma unroll
+        for (int batch = 0; batch < kBatches; ++batch) {
+          float z[kBatch];
+          batch_of(step, batch, z);
+#pragma unroll
+          for (int k = 0; k < kBatch; ++k) inside += z[k] >= from && z[k] <= to ? 1u << (batch * kBatch + k) : 0;
+        }
+      }
+      inside &= open;
+      std::uint32_t stays = 0;
+#pragma unroll 1
+      for (; inside != 0; inside &= inside - 1) {
+        const int k = __ffs(static_cast<int>(inside)) - 1;
+        const auto* const of =
+            reinterpret_cast<const float*>(columns() + (step * kBatches + k / kBatch) * kClusterThreads);
+        const float z = of[k % kBatch];
+        const int id = first + k * kNumChains;
+        if (mass_of(z) == 0 || address_of_bin(bins, value_of(z, id, unit), high, scale) != own_bin) continue;
+        stays |= 1u << k;
+        const std::uint32_t at = atomicAdd(&s_.num_found, 1u);
+        if (at < kMostAtCut) s_.found[at] = rank_of(z, id);
+      }
+      s_.open[step][threadIdx.x] = stays;
+    }
+  }
+  // The range of the open columns' values.
+  __device__ __forceinline__ float open_range(float unit, float* low) {
+    float2 own = make_float2(-infinity(), infinity());
+    each_open([&](float z, int id) {
+      const float value = value_of(z, id, unit);
+      own = make_float2(fmaxf(own.x, value), fminf(own.y, value));
+    });
+    __syncthreads();  // every thread has read of_warps and range
+    const float2 range = range_of_row(own);
+    *low = range.y;
+    return range.x;
+  }
+  // Sums this block's bins over all blocks, and sends the sums of every kBinsOfWarp bins to all blocks.
+  __device__ __forceinline__ void sum_bins() {
+    constexpr int kShare = kBlocks * kBinsOfWarp / kWarp;  // blocks of a lane
+    const int bin = warp_ * kBinsOfWarp + lane_ % kBinsOfWarp;
+    std::uint64_t of[kShare], sum = 0;
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) {
+      of[k] = load_remote(s_.bins + rank_ * kBinsOfBlock + bin, lane_ / kBinsOfWarp * kShare + k);
+    }
+#pragma unroll
+    for (int k = 0; k < kShare; ++k) sum += of[k];
+#pragma unroll
+    for (int d = kBinsOfWarp; d < kWarp; d *= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
+    if (lane_ < kBinsOfWarp) s_.sums[bin] = sum;
+#pragma unroll
+    for (int d = 1; d < kBinsOfWarp; d *= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
+    if (lane_ < kBlocks) store_remote_u64(of_block(s_.parts + rank_ * kClusterWarps + warp_, lane_), sum);
+  }
+  // The first warp finds the bin with which the mass reaches the goal.
+  __device__ __forceinline__ void find_bin(bool is_first, float top_p) {
+    constexpr int kOwn = kBlocks * kClusterWarps / kWarp;
+    std::uint64_t own[kOwn], mine = 0;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) mine += own[k] = s_.parts[lane_ * kOwn + k];
+    std::uint64_t end = scan(mine);
+    std::uint64_t base = is_first ? 0 : s_.before;
+    const std::uint64_t goal = is_first ? share_of_mass(top_p, __shfl_sync(kAllLanes, end, kWarp - 1)) : s_.goal;
+    std::uint64_t before = base + end - mine;
+    int part = -1;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      if (before < goal && before + own[k] >= goal) {
+        part = lane_ * kOwn + k;
+        break;
+      }
+      before += own[k];
+    }
+    const int owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, part >= 0))) - 1;
+    part = __shfl_sync(kAllLanes, part, max(owner, 0));
+    base = __shfl_sync(kAllLanes, before, max(owner, 0));
+    mine = lane_ < kBinsOfWarp && part >= 0
+               ? load_remote(s_.sums + part % kClusterWarps * kBinsOfWarp + lane_, part / kClusterWarps)
+               : 0;
+    before = base + scan(mine) - mine;
+    if (before < goal && before + mine >= goal) {
+      s_.bin = part * kBinsOfWarp + lane_;
+      s_.before = before;
+    }
+    if (lane_ == 0) s_.goal = goal;
+  }
+  // The sum over the lanes up to this one.
+  __device__ __forceinline__ std::uint64_t scan(std::uint64_t x) const {
+#pragma unroll
+    for (int d = 1; d < kWarp; d *= 2) {
+      const std::uint64_t other = __shfl_up_sync(kAllLanes, x, d);
+      if (lane_ >= d) x += other;
+    }
+    return x;
+  }
+  // Collects the columns in the cut's bin from all blocks, if they fit the list. Returns their number.
+  __device__ __forceinline__ int gather() {
+    const auto mine = static_cast<int>(lane_ < kBlocks ? load_remote(&s_.num_found, lane_) : 0);
+    int end = mine;
+#pragma unroll
+    for (int d = 1; d < kBlocks; d *= 2) {
+      const int other = __shfl_up_sync(kAllLanes, end, d);
+      if (lane_ >= d) end += other;
+    }
+    const int size = __shfl_sync(kAllLanes, end, kBlocks - 1);
+    if (size > kMostAtCut) return size;
+#pragma unroll 1
+    for (int from = warp_; from < kBlocks; from += kClusterWarps) {
+      const int count = __shfl_sync(kAllLanes, mine, from), begin = __shfl_sync(kAllLanes, end, from) - count;
+#pragma unroll 1
+      for (int i = lane_; i < count; i += kWarp) {
+        const std::uint64_t rank = load_remote(s_.found + i, from);
+        s_.list[begin + i] = rank;
+        s_.masses[begin + i] = mass_of(z_of_rank(rank));
+      }
+    }
+    __syncthreads();
+    return size;
+  }
+  // The rank of the list's column with which the mass reaches the goal. Finer bins leave few columns to compare. If these
+  // have one z, bins of their ids leave fewer. bin_of(rank): the finer bin of a column; bins ascend with ranks, except
+  // that they may be equal.
+  template <class Bin>
+  __device__ __forceinline__ std::uint64_t last_of_list(int size, Bin bin_of) {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    int count = size;
+    const std::uint16_t* few = nullptr;
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {
+      std::uint16_t *const from = s_.fine[0], *const to = s_.fine[step];
+      const auto rank_at = [&](int i) { return s_.list[step == 0 ? i : from[i]]; };
+      const auto fine_of = [&](std::uint64_t rank) {
+        return step == 0 ? bin_of(rank)
+                         : static_cast<int>(id_of_rank(rank)) * kFineBins / static_cast<int>(p_.vocab_size);
+      };
+      if (step > 0) {
+        bool same = true;
+#pragma unroll 1
+        for (int i = thread; i < count; i += threads) same = same && z_of_rank(rank_at(i)) == z_of_rank(rank_at(0));
+        if (!__syncthreads_and(same)) break;
+#pragma unroll 1
+        for (int i = thread; i < kFineBins; i += threads) s_.bins[i] = 0;
+        __syncthreads();
+      }
+#pragma unroll 1
+      for (int i = thread; i < count; i += threads) {
+        const std::uint64_t mass = s_.masses[step == 0 ? i : from[i]];
+        auto* const bin = reinterpret_cast<std::uint32_t*>(fine_bin(fine_of(rank_at(i))));
+        const auto low = static_cast<std::uint32_t>(mass);
+        const std::uint32_t high = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(bin, low) > ~low ? 1 : 0);
+        if (high != 0) atomicAdd(bin + 1, high);
+      }
+      if (thread == 0) s_.num_fine = 0;
+      __syncthreads();
+      if (warp_ == 0) find_fine_bin();
+      __syncthreads();
+      const int bin = s_.bin;
+#pragma unroll 1
+      for (int i = thread; i < count; i += threads) {
+        if (fine_of(rank_at(i)) != bin) continue;
+        to[atomicAdd(&s_.num_fine, 1u)] = static_cast<std::uint16_t>(step == 0 ? i : from[i]);
+      }
+      __syncthreads();
+      count = static_cast<int>(s_.num_fine);
+      few = to;
+      if (count <= kWarp) break;
+    }
+    const std::uint64_t goal = s_.goal, before = s_.before;
+#pragma unroll 1
+    for (int at = thread; at < count; at += threads) {
+      const std::uint64_t rank = s_.list[few[at]];
+      std::uint64_t sum = before;
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) sum += s_.list[few[i]] < rank ? s_.masses[few[i]] : 0;
+      if (sum < goal && sum + s_.masses[few[at]] >= goal) s_.last = rank;
+    }
+    __syncthreads();
+    return s_.last;
+  }
+  // The lanes of the first warp have neighbouring bins, which lie in different banks.
+  __device__ __forceinline__ std::uint64_t* fine_bin(int bin) const {
+    constexpr int kOwn = kFineBins / kWarp;
+    return s_.bins + bin % kOwn * kWarp + bin / kOwn;
+  }
+  // The first warp finds the finer bin with which the mass reaches the goal.
+  __device__ __forceinline__ void find_fine_bin() {
+    constexpr int kOwn = kFineBins / kWarp;
+    std::uint64_t mine = 0;
+#pragma unroll 4
+    for (int k = 0; k < kOwn; ++k) mine += *fine_bin(lane_ * kOwn + k);
+    const std::uint64_t goal = s_.goal;
+    std::uint64_t before = s_.before;
+    before += scan(mine) - mine;
+    __syncwarp();  // every lane has read s_.before
+    if (before < goal && before + mine >= goal) {
+#pragma unroll 1
+      for (int k = 0; k < kOwn; ++k) {
+        const std::uint64_t mass = *fine_bin(lane_ * kOwn + k);
+        if (before + mass >= goal) {
+          s_.bin = lane_ * kOwn + k;
+          s_.before = before;
+          break;
+        }
+        before += mass;
+      }
+    }
+  }
+
+  const SampleParams& p_;
+  const GroupGrid& grid_;
+  const SampleChunk& chunk_;
+  Shared& s_;
+  const int height_, rank_, i_, lane_, warp_, chain_;
+  float c_ = 0.0f, m_ = 0.0f;
+  float least_ = 0.0f;  // columns up to this z have no mass
+};
+
+}  // namespace
+}  // namespace rlk::cuda
