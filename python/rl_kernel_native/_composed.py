@@ -11,7 +11,16 @@ from . import _main_grad
 from ._operator import Composed, Like, Operator
 from ._run import applied, named, refuse_constant, registered, straight
 from ._schema import title
-from ._torch import Eager, gradient, is_direct_gradient, is_grad_enabled, readable, require_tensors, rows_of
+from ._torch import (
+    Eager,
+    gradient,
+    is_direct_gradient,
+    is_grad_enabled,
+    readable,
+    require_tensors,
+    rows_of,
+    with_memory,
+)
 from ._transforms import pulled, pushed, refuse_tangents
 
 _ops = torch.ops.rl_kernel_native
@@ -100,7 +109,7 @@ class Composing(Eager):
         return *found, *(None,) * (len(needs) - len(asked))
 
 
-def register_composed(op: Operator, of: Composed, derived: Any) -> None:
+def register_composed(op: Operator, of: Composed, derived: Any, tangents_of: Any) -> None:
     count, places = len(op.arrays), of.of
     total = count + op.num_options
     outputs = len(of.incoming) or len(op.dtypes)
@@ -147,7 +156,7 @@ def register_composed(op: Operator, of: Composed, derived: Any) -> None:
                         _require_addable(of, d, needs, main_grad)
                 *_, dtype, likes = ctx.state
                 rounded = [
-                    None if d is None else gradient(d, dtype or d.dtype, name, of.dims)
+                    None if d is None else gradient(with_memory(d), dtype or d.dtype, name, of.dims)
                     for d, name in zip(given, of.incoming, strict=True)
                 ]
                 results = list(derived(applied, rounded, [*likes, *_saved(ctx, of)], ctx.how, needs))
@@ -162,16 +171,16 @@ def register_composed(op: Operator, of: Composed, derived: Any) -> None:
                 others = [i for i in range(count) if not (i in places and of.allows(i, ctx.how))]
                 names = [op.arrays[i].label(ctx.how) for i in others]
                 refuse_tangents(op.name, names, [tangents[i] for i in others], of.no_tangent)
-            if of.tangents is None:
+            if tangents_of is None:
                 function, operands = composed(ctx)
                 found = iter(pushed(function, operands, given))
             else:
                 operands = [*(ctx.state[-1] if of.reads_kept else ()), *_saved(ctx, of)]
                 rounded = [
-                    None if t is None else gradient(t, x.dtype, op.arrays[i].label(ctx.how), of.dims)
+                    None if t is None else gradient(with_memory(t), x.dtype, op.arrays[i].label(ctx.how), of.dims)
                     for t, x, i in zip(given, operands, places, strict=False)
                 ]
-                pushed_on = of.tangents(applied, rounded, operands, ctx.how)
+                pushed_on = tangents_of(applied, rounded, operands, ctx.how)
                 there = ctx.shown if of.reads_kept else [True] * len(pushed_on)
                 found = iter(o for o, t in zip(pushed_on, there, strict=False) if t)
             along = [next(found) if t and i < outputs else None for i, t in enumerate(ctx.shown)]

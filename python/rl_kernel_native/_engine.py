@@ -46,12 +46,13 @@ def register(operators: Iterable[Operator]) -> None:
     for op in operators:
         _register(op)
         if (of := op.gradient) is not None:
-            backward = of.backward if of.loss is None else functools.partial(_kept.backward, op)
+            backward, along = of.backward, of.tangents
             if of.loss is not None:
                 op.function = _kept.Kept
+                backward, along = functools.partial(_kept.backward, op), functools.partial(_kept.along, op)
             elif backward is not None:
                 op.function = of.eager() if of.eager else _composed.Composing
-            _composed.register_composed(op, of, backward)
+            _composed.register_composed(op, of, backward, along)
 
 
 def _register(op: Operator) -> None:

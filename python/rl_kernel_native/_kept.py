@@ -66,7 +66,7 @@ def backward(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: An
 
 @_in_graph.callable_in_graph
 class Once(torch.autograd.Function):
-    """The gradient that comes in, with an error for its derivative along the operands of the loss."""
+    """The gradient that comes in, or a tangent, with an error for its derivative along the operands of the loss."""
 
     @staticmethod
     def forward(name: str, d_loss: Any, *operands: Any) -> Any:
@@ -86,6 +86,14 @@ class Once(torch.autograd.Function):
     def jvp(ctx: Any, *tangents: Any) -> Any:
         _refuse_second(ctx, [t is not None for t in tangents])
         return tangents[1]
+
+
+def along(op: Operator, call: Any, given: Sequence[Any], arrays: Sequence[Any], how: Any) -> tuple[Any, ...]:
+    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`backward`. A gradient
+    of the tangent would take what the forward kept as constants."""
+    of: Any = op.gradient
+    kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
+    return (apply_function(None, "Once", op.name, of.loss.along(given, kept, how[: of.loss.reads]), *operands),)
 
 
 def _refuse_second(ctx: Any, along: Sequence[bool]) -> None:

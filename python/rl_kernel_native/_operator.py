@@ -206,14 +206,11 @@ def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
     computes the gradients of all arrays that are present.
     """
 
-    def tangents(call: Any, given: Any, arrays: Any, how: Any) -> Sequence[Any]:
-        return (loss.along(given, arrays[: -len(of)], how[: loss.reads]),)
-
     def read(arrays: Any, outputs: Any) -> Sequence[Any]:
         return *outputs[loss.outputs :], *(arrays[i] for i in of)
 
     more: dict[str, Any] = {"incoming": (loss.incoming,), "kept": read, "reads_kept": True, "as_kept": True}
-    return Composed(of, loss=loss, tangents=tangents, constants=constants, **more)
+    return Composed(of, loss=loss, constants=constants, **more)
 
 
 class Declared:

@@ -198,6 +198,15 @@ def readable(tensor: Tensor, dims: int | None = 3) -> Tensor:
     return tensor.contiguous()
 
 
+def with_memory(tensor: Tensor) -> Tensor:
+    """A derivative of forward mode. Its zeros may have no memory (ZeroTensor): torch makes them where one factor of a
+    product has no tangent, and would hand them to a kernel as one expanded element."""
+    inner = tensor
+    while _is_wrapped(inner):
+        inner = torch._C._functorch.get_unwrapped(inner)
+    return tensor.clone() if inner._is_zerotensor() else tensor
+
+
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int | None = 3) -> Tensor:
     """An incoming gradient as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
     ``dims`` dimensions, with any strides before a contiguous last one."""

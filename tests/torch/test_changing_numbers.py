@@ -3,14 +3,21 @@ as for torch's own arithmetic. Every result has the bytes of an eager call."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import rl_kernel_native as rk
+from call_arrays import mapped
+from call_cases import CALLS as DRAWN
+from call_cases import OPERATORS as PUBLIC
+from call_cases import Draw, Operand
 from cases import differing
+from fuzz_calls import _parts
 from rl_kernel_native._operator import OPERATORS
 
 torch = pytest.importorskip("torch")
@@ -34,6 +41,10 @@ WHOLE: dict[str, Any] = {"vocab_size": 16, **KEYS}
 SHARD: dict[str, Any] = {"vocab_start": 0, **WHOLE}
 TENTHS = tuple(0.1 + 0.05 * i for i in range(5))
 COUNTS = tuple(10 + i for i in range(5))
+
+
+def tensor_of(o: Operand) -> Any:
+    return torch.from_numpy(np.array(o.values)).to(getattr(torch, o.dtype))
 
 
 def policy(logprob: Any, **options: Any) -> Any:
@@ -251,3 +262,30 @@ def test_a_nan_beside_a_number_that_changes_is_named_itself() -> None:
     for number in TENTHS[:3]:
         with pytest.raises(Exception, match="temperature: expected a finite number > 0"):
             compiled(X, number)
+
+
+# These operators are eager: a graph calls them through process_group, or not at all.
+EAGER = {"linear_logprob_partial", "logprob_backward", "logprob_merge", "logprob_partial"}
+
+
+@pytest.mark.parametrize("operator", sorted(set(PUBLIC) & set(DRAWN) - EAGER))
+def test_a_graph_whose_every_number_is_a_symbol_has_the_bytes_of_eager(operator: str) -> None:
+    """dynamic=True makes symbols of defaults, too, so a check may not need the value of one."""
+    call = getattr(rk, operator)
+    parameters = inspect.signature(call).parameters
+    for seed in range(2):
+        draw = Draw(np.random.default_rng(seed))
+        draw.dtype = "float32"
+        drawn = DRAWN[operator](draw)
+        written = {k for k, v in drawn.items() if isinstance(v, Operand) and v.written}
+        drawn = {k: v for k, v in drawn.items() if k not in written or parameters[k].default is inspect.Parameter.empty}
+        if drawn.pop("check", False):  # this option waits for the result
+            continue
+
+        def results(function: Any, drawn: Any = drawn) -> tuple[Any, ...]:
+            found = function({k: mapped(v, tensor_of) for k, v in drawn.items()})
+            return tuple(p for p in _parts(found) if isinstance(p, torch.Tensor))
+
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda given: call(**given), dynamic=True, fullgraph=True, backend="eager")
+        assert not differing(results(compiled), results(lambda given: call(**given))), seed

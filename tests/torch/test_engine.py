@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,45 @@ def test_a_tangent_of_the_gradient_is_kept(name: str, case: Case, device: str, r
     for tangent, expected in zip(tangents, want, strict=True):
         allowed = row(case.tangents, "derivatives").allowed(largest=float(expected.abs().max()))
         torch.testing.assert_close(tangent, expected, rtol=0, atol=allowed)
+
+
+def test_two_derivatives_agree_in_any_order(name: str, device: str, rng: np.random.Generator) -> None:
+    """What a forward keeps, or a first derivative reads, is no constant of the second derivative. An operator without a
+    second derivative refuses it in every order."""
+    case = CASES[name](rng, device, "float32")
+    places = tuple(range(len(case.leaves)))
+    other = tuple(torch.nan_to_num(x).flip(0) * 0.5 for x in case.leaves)  # padding may be NaN
+
+    def loss(*leaves: Any) -> Any:
+        outputs = case.outputs(leaves)
+        return sum((y * g).sum() for y, g in zip(outputs, case.gradients.values(), strict=True))
+
+    def first(*leaves: Any) -> Any:
+        found = torch.func.grad(loss, places)(*leaves)
+        return sum((g * t).sum() for g, t in zip(found, other, strict=True))
+
+    def along(*leaves: Any) -> Any:
+        return torch.func.jvp(loss, leaves, other)[1]
+
+    orders = {
+        "reverse over reverse": lambda: torch.func.grad(first, places)(*case.leaves),
+        "forward over reverse": lambda: torch.func.jvp(torch.func.grad(loss, places), case.leaves, other)[1],
+        "reverse over forward": lambda: torch.func.grad(along, places)(*case.leaves),
+    }
+    found, refused = {}, {}
+    for order, derivative in orders.items():
+        try:
+            found[order] = derivative()
+        except RuntimeError as error:
+            refused[order] = str(error)
+    words = r"has no second derivative|no backward|no forward-mode|second derivative is wanted"
+    assert all(re.search(words, text) for text in refused.values()), refused
+    assert not refused or not found, (refused, list(found))
+    for order, got in found.items():
+        for x, want in zip(got, found["reverse over reverse"], strict=True):
+            torch.testing.assert_close(
+                x, want, rtol=1e-4, atol=1e-4, msg=lambda words, order=order: f"{order}: {words}"
+            )
 
 
 KINDS: dict[str, Any] = {

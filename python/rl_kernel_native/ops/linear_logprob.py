@@ -267,6 +267,10 @@ class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
     ref_status: ArrayT | Any = None
 
 
+# A trace that reads __kwdefaults__ takes the numbers in it for arrays.
+_OPTIONS = frozenset(linear_logprob.__kwdefaults__ or {})
+
+
 def linear_logprob_pair(
     hidden: ArrayT,
     weight: AnyArray,
@@ -311,7 +315,7 @@ def linear_logprob_pair(
         >>> torch.equal(found.ref_logprob, rk.linear_logprob(ref_hidden, head, torch.tensor([3, 7])))
         True
     """
-    if unknown := options.keys() - (linear_logprob.__kwdefaults__ or {}).keys():
+    if unknown := options.keys() - _OPTIONS:
         raise TypeError(f"linear_logprob_pair() got an unexpected keyword argument {min(unknown)!r}")
     ref_grad = _check.flag("ref_grad", ref_grad)
     if loss_mask is not None:

@@ -202,6 +202,8 @@ def rms_norm(
         result = _C.rms_norm_eager(x, weight, residual, eps, weight_offset, rounds, return_rstd)
         if result is not NotImplemented:
             return _selected(result, residual is not None, return_rstd)
+    if weight is None:
+        weight_offset = _no_offset(weight_offset)
     arrays, how = (x, weight, residual), (eps, weight_offset, rounds, return_rstd)
     if main_grad is None:
         result = _call.call(_FORWARD, arrays, (*how, None, None))
@@ -210,6 +212,13 @@ def rms_norm(
     else:
         result = _call.call_with_main_grad(_FORWARD, arrays, how, main_grad, SAME)
     return _selected(result, residual is not None, return_rstd)
+
+
+def _no_offset(weight_offset: Any) -> Any:
+    """The offset without a weight: 0, the only number that is not refused. A trace may hold that number as a symbol,
+    whose value the checks do not know."""
+    is_number = _check.is_number(weight_offset) and not isinstance(weight_offset, bool)
+    return 0.0 if is_number and weight_offset == 0 else weight_offset
 
 
 def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
@@ -268,7 +277,7 @@ def rms_norm_backward(
         raise ValueError("main_grad: expected None where weight is None")
     how: tuple[Any, ...] = (
         eps,
-        weight_offset,
+        _no_offset(weight_offset) if weight is None else weight_offset,
         _check.flag("round_before_weight", round_before_weight),
         _check.flag("return_dx", return_dx),
     )
