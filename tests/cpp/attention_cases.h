@@ -49,6 +49,7 @@ struct Case {
   Data data = Data::kNormal;
   float spread = 1.0f;  // factor of q; other data is normal
   float bias = 0.0f;    // added to normal elements of q, and subtracted from normal elements of k
+  int peaks = 0;        // among normal tokens of a head, every peaks-th is near the type's largest number; 0: none
   bool dlse = true;
   unsigned seed = 1;
 
@@ -63,7 +64,8 @@ struct Case {
            (parents.empty() ? "" : ", tree") + (softcap > 0.0f ? ", softcap " + std::to_string(softcap) : "") +
            (sinks ? ", sinks" : "") + (exp == Exp::kHardware ? ", hardware" : "") + ", forms " +
            std::to_string(static_cast<int>(q_form)) + " " + std::to_string(static_cast<int>(k_form)) + ", layout " +
-           std::to_string(static_cast<int>(layout)) + ", " + linear_test::name(data) + ", seed " + std::to_string(seed);
+           std::to_string(static_cast<int>(layout)) + ", " + linear_test::name(data) + (peaks ? ", peaks" : "") +
+           ", seed " + std::to_string(seed);
   }
 };
 
@@ -265,11 +267,12 @@ class Problem {
     data += (16 - reinterpret_cast<std::uintptr_t>(data) % 16) % 16 + case_.shift;
     // The buffers are 16-byte aligned, so the elements are where the lines above put them.
     each([&](std::int64_t at) {
+      const bool is_peak = case_.peaks > 0 && ++tokens_ % case_.peaks == 0;
+      const float factor = !is_peak ? case_.spread : case_.dtype == DType::kFloat16 ? 1e4f : 1e37f;
       for (std::int64_t d = 0; d < columns; ++d) {
         std::uint32_t pattern = linear_test::random_pattern(random_, case_.dtype, case_.data);
         if (case_.data == Data::kNormal) {
-          pattern =
-              linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * case_.spread + bias, case_.dtype);
+          pattern = linear_test::rounded(linear_test::value_of(pattern, case_.dtype) * factor + bias, case_.dtype);
         }
         std::memcpy(data + static_cast<std::size_t>(at + d) * bytes, &pattern, bytes);
       }
@@ -279,6 +282,7 @@ class Problem {
 
   Case case_;
   std::mt19937 random_;
+  int tokens_ = 0;  // tokens of a head, filled so far
   std::vector<std::int32_t> cu_q_, cu_k_, used_q_, used_k_, left_k_, table_, prefix_table_, lens_, groups_ = {0};
   std::vector<std::int64_t> shared_k_;  // shared keys per sequence
   std::vector<float> sinks_;

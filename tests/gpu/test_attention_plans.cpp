@@ -143,7 +143,7 @@ void run_case(const Case& c) {
   const Memory clean_sinks = dsinks;
   if (c.sinks) b.dsinks = reinterpret_cast<float*>(dsinks.data());
   cpu::attention_backward(b);
-  const auto compare = [&](GradientKernel kernel, int arch) {
+  const auto compare = [&](GradientKernel kernel, int arch, bool of_queries = true, bool of_keys = true) {
     const OnDevice dq_got(clean_q), dk_got(clean_k), dv_got(clean_v);
     AttentionBackwardParams got{device};
     got.dout = b.dout;
@@ -152,9 +152,8 @@ void run_case(const Case& c) {
     got.out.data = mirror(out.data(), out.size());
     got.lse = mirror(p.lse, rows);
     got.dlse = mirror(b.dlse, rows);
-    got.dq = dq_got.data;
-    got.dk = dk_got.data;
-    got.dv = dv_got.data;
+    if (of_queries) got.dq = dq_got.data;
+    if (of_keys) got.dk = dk_got.data, got.dv = dv_got.data;
     const OnDevice dsinks_got(clean_sinks);
     if (c.sinks) got.dsinks = static_cast<float*>(dsinks_got.data);
     if (!fits_plan(got, kernel, arch)) return;
@@ -176,11 +175,16 @@ void run_case(const Case& c) {
       expect(memory, wanted, what + gradient);
     };
     expect(dsinks_got.host(), dsinks, what + ", dsinks");
-    same(dq_got, dq, ", dq");
-    same(dk_got, dk, ", dk");
-    same(dv_got, dv, ", dv");
+    same(dq_got, of_queries ? dq : clean_q, ", dq");
+    same(dk_got, of_keys ? dk : clean_k, ", dk");
+    same(dv_got, of_keys ? dv : clean_v, ", dv");
   };
-  for (const GradientKernel kernel : kGradientKernels) compare(kernel, 90);
+  for (const GradientKernel kernel : kGradientKernels) {
+    compare(kernel, 90);
+    if (c.peaks == 0) continue;
+    compare(kernel, 90, true, false);
+    compare(kernel, 90, false, true);
+  }
   compare(GradientKernel::kPasses, 80);
 }
 
@@ -481,9 +485,37 @@ void run_cases(unsigned shard, unsigned shards) {
     }
   }
   for (const Data data : {Data::kWide, Data::kTiny, Data::kSparse, Data::kEqual, Data::kSpecial}) {
-    Case c{{{9, 140}, {70, 70}}};
-    c.data = data;
-    run(c);
+    for (const std::int64_t head_dim : {8, 64, 72, 128, 136, 256}) {
+      Case c{{{9, 140}, {70, 70}, {150, 300}}};
+      c.data = data;
+      c.head_dim = head_dim;
+      run(c);
+    }
+  }
+  // Scores, delta and dp that overflow: neither a hidden pair nor a score of -Inf contributes.
+  for (const std::int64_t head_dim : {8, 64, 72, 128, 136, 256}) {
+    for (const int peaks : {0, 97}) {
+      for (const Form form : {Form::kPacked, Form::kPadded}) {
+        Case c{{{9, 140}, {70, 70}, {150, 300}}};
+        c.q_form = c.k_form = form;
+        c.q_heads = 4;
+        c.kv_heads = 2;
+        c.head_dim = head_dim;
+        c.data = peaks > 0 ? Data::kNormal : Data::kWide;
+        c.peaks = peaks;
+        if (peaks > 0) run(c);
+        c.window = 70;
+        run(c);
+        c.window = 0;
+        c.causal = false;
+        run(c);
+        if (form == Form::kPadded || (head_dim != 64 && head_dim != 128)) continue;
+        c.causal = true;
+        c.lengths = {{150, 150}, {28, 28}, {100, 100}, {130, 130}, {64, 64}};
+        c.parents = {-1, 0, 0, 1, -1};
+        run(c);
+      }
+    }
   }
   for (const std::int64_t heads : {1, 70}) {
     Case c{{{5, 20}, {11, 11}, {0, 4}, {4, 0}}};

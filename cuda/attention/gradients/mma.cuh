@@ -29,6 +29,12 @@ struct BackwardMmaTile {
   static constexpr int kBytes = kScalarsAt + 4 * kOthers * 4;
 };
 
+// The delta of query i of a sequence and head, which lies at `at` in lse.
+__device__ __forceinline__ float delta_of(const AttentionBackwardParams& p, const AttentionSpan&, std::int64_t,
+                                          std::int64_t, std::int64_t at) {
+  return static_cast<const float*>(p.workspace)[at];
+}
+
 template <class T, class Tile, class Params = AttentionBackwardParams>
 class MmaBackward {
  public:
@@ -177,9 +183,10 @@ class MmaBackward {
       sees_[r][0] = static_cast<int>(sees.first);
       sees_[r][1] = static_cast<int>(sees.last);
       if constexpr (!Tile::kOfKeys) {
-        const std::int64_t at = lse_index(p_, span.sequence, row / g_.group, kv_head_ * g_.group + row % g_.group);
+        const std::int64_t head = kv_head_ * g_.group + row % g_.group;
+        const std::int64_t at = lse_index(p_, span.sequence, row / g_.group, head);
         u_[r] = mul_rn(p_.lse[at], kLog2e);
-        delta_[r] = static_cast<const float*>(p_.workspace)[at];
+        delta_[r] = delta_of(p_, span, row / g_.group - span.q_first, head, at);
       }
     }
     load_own(span, begin, end);
@@ -261,7 +268,7 @@ class MmaBackward {
         const bool used = exists(x);
         const std::int64_t index = used ? lse_index(p_, span.sequence, span.q_first + x - past, head) : 0;
         scalars(0, stage)[threadIdx.x] = used ? mul_rn(p_.lse[index], kLog2e) : 0.0f;
-        scalars(1, stage)[threadIdx.x] = used ? static_cast<const float*>(p_.workspace)[index] : 0.0f;
+        scalars(1, stage)[threadIdx.x] = used ? delta_of(p_, span, x - past, head, index) : 0.0f;
       }
     }
     copy_async_commit();

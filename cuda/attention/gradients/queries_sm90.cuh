@@ -159,9 +159,9 @@ __device__ __forceinline__ void load_query_work(const AttentionBackwardParams& p
 template <class T, class Tile, Exp kExp>
 class QueryGradientRows : GradientSteps {
  public:
-  __device__ __forceinline__ QueryGradientRows(const AttentionBackwardParams& p,
+  __device__ __forceinline__ QueryGradientRows(const AttentionBackwardParams& p, const GradientCall& call,
                                                const QueryGradientShared<Tile>& shared, int warpgroup)
-      : p_(p), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
+      : p_(p), call_(call), shared_(shared), warpgroup_(warpgroup), c_(attention_scale(p.softmax_scale)) {
     thread_ = threadIdx.x % 128;
     row_ = thread_ / 32 * 16 + thread_ % 32 / 4;
   }
@@ -304,9 +304,12 @@ class QueryGradientRows : GradientSteps {
         }
       }
     }
+    // If a pair's ds is NaN, so are all columns of its query.
+    if (is_nan(sums_[0]) || is_nan(sums_[2])) *call_.has_nan = 1;
   }
 
   const AttentionBackwardParams& p_;
+  const GradientCall& call_;
   const QueryGradientShared<Tile>& shared_;
   const int warpgroup_;
   const float c_;
@@ -337,7 +340,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     return;
   }
   GradientRegisters::claim();
-  QueryGradientRows<T, Tile, kExp> rows(p, shared, warpgroup);
+  QueryGradientRows<T, Tile, kExp> rows(p, call, shared, warpgroup);
   take_jobs(shared, works, &rows);
 }
 

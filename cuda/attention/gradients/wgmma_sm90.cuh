@@ -4,7 +4,8 @@
 // A job covers all query heads of the key head, or one of them. With one per job, memory keeps dk and dv between the
 // jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the contract's order. A third kernel scales
 // and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv (wide_sm90.cuh) and one for dq
-// (queries_sm90.cuh). Bound by wgmma and shared memory; numbers: README.md.
+// (queries_sm90.cuh). If a gradient is NaN, a last kernel repeats the call by mma.sync (attention_repeat_sm90.cu). Bound
+// by wgmma and shared memory; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -72,13 +73,22 @@ __device__ __forceinline__ GradientPlace gradient_place(const Params& p, const G
   return at;
 }
 
-// Computes every job, and u and delta of a tile's rows, four heads a block.
+// Clears the counters of the later kernels; for trees, an earlier kernel already writes there. Computes every job, and u
+// and delta of a tile's rows, four heads a block.
 constexpr int kPreparedHeads = 4;
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kPreparedHeads * 64)
     attention_prepare_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   const std::int32_t slot = blockIdx.x;
+  const auto threads = static_cast<std::int32_t>(gridDim.x * gridDim.y * blockDim.x);
+  const auto thread = static_cast<std::int32_t>((blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x);
+  constexpr int kFirstWords = GradientLayout::kTurnsAt / 4;
+  if constexpr (!kMayBranch<Params>) {
+    for (std::int64_t i = kFirstWords + thread; i < call.counter_words; i += threads) call.counter[i] = 0;
+  }
   if (blockIdx.x == 0 && blockIdx.y == 0) {
+    if (!kMayBranch<Params> && threadIdx.x < kFirstWords) call.counter[threadIdx.x] = 0;
+    __syncthreads();
     for (std::int64_t b = threadIdx.x; b < p.num_sequences; b += blockDim.x) {
       const auto contradicts = [&](const std::int32_t* offsets, std::int64_t tokens) {
         return offsets != nullptr && (offsets[b] < 0 || offsets[b + 1] < offsets[b] || offsets[b + 1] > tokens);
@@ -86,16 +96,13 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
       if (contradicts(p.cu_seqlens_q, p.q_tokens) || contradicts(p.cu_seqlens_k, p.k_tokens)) *call.unordered = 1;
     }
   }
-  const auto threads = static_cast<std::int32_t>(gridDim.x * gridDim.y * blockDim.x);
   const std::int32_t jobs = jobs_of<Params>(call);
-  for (std::int32_t job = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; job < jobs;
-       job += threads) {
+  for (std::int32_t job = thread; job < jobs; job += threads) {
     call.works[job] = gradient_work<Tile::kKeys>(p, call, job);
   }
   if constexpr (Tile::kColumns > 128) {
     const std::int32_t pairs = call.query_jobs / static_cast<std::int32_t>(p.num_q_heads);
-    for (std::int32_t pair = (blockIdx.y * gridDim.x + blockIdx.x) * blockDim.x + threadIdx.x; pair < pairs;
-         pair += threads) {
+    for (std::int32_t pair = thread; pair < pairs; pair += threads) {
       call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
     }
   }
@@ -165,10 +172,11 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
 
 // Scales and rounds the summed dq of a tile. Blocks of this kernel begin on multiprocessors that have no jobs left,
 // while jobs elsewhere still add to tiles. So a block waits until the last block of keys has added to its tile. For a
-// tree it waits for the whole previous kernel.
+// tree it waits for the whole previous kernel. If a pair's ds is NaN, so are all columns of its query's dq.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
+  allow_next_kernel();
   // The next kernel waits only for this one.
   if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
   const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
@@ -203,6 +211,7 @@ __global__ void __launch_bounds__(256)
       if (Tile::kIsPadded && Tile::column_of(half, tile + k) >= columns) continue;
       found[k] = __ldcg(sums + (Tile::four_at(half, tile) + k) * 128);
     }
+    if (tile == 0 && (is_nan(found[0].x) || is_nan(found[0].z))) *call.has_nan = 1;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       std::uint32_t x[4];
@@ -222,37 +231,53 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Writes +0 to the gradients of tokens of q, or of k, that are not in use, and of queries that see no key. One warp
-// takes a token.
-template <bool kIsQuery>
+// Writes +0 to the gradients of tokens of q and of k that are not in use, and of queries that see no key. With `has_nan`,
+// it looks for NaN in a column of dk: if a pair's ds is NaN, so are all columns of its key. A thread finds out whether
+// its token is in use, and its warp clears. Tokens of q come first, then those of k.
 __global__ void __launch_bounds__(256)
-    attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t tokens) {
-  const std::int64_t token = blockIdx.x * std::int64_t{8} + threadIdx.x / 32;
-  if (token >= tokens) return;
-  const std::int32_t* offsets = kIsQuery ? p.cu_seqlens_q : p.cu_seqlens_k;
-  const std::int64_t of_sequence = kIsQuery ? p.q_tokens : p.k_tokens;
-  std::int64_t sequence = 0, place = token;
+    attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t q_tokens,
+                           std::int64_t tokens, std::uint32_t* has_nan) {
+  allow_next_kernel();
+  const std::int64_t at = blockIdx.x * std::int64_t{256} + threadIdx.x;
+  const bool is_query = at < q_tokens;
+  const std::int64_t token = is_query ? at : at - q_tokens;
   bool used = true;
-  if (offsets != nullptr) {
-    sequence = sequence_of(offsets, p.num_sequences, token);
-    used = sequence < p.num_sequences && offsets[sequence] <= token;
-  } else {
-    sequence = token / of_sequence;
-    place = token % of_sequence;
+  if (at < tokens) {
+    const std::int32_t* offsets = is_query ? p.cu_seqlens_q : p.cu_seqlens_k;
+    const std::int64_t of_sequence = is_query ? p.q_tokens : p.k_tokens;
+    std::int64_t sequence = 0, place = token;
+    if (offsets != nullptr) {
+      sequence = sequence_of(offsets, p.num_sequences, token);
+      used = sequence < p.num_sequences && offsets[sequence] <= token;
+    } else {
+      sequence = token / of_sequence;
+      place = token % of_sequence;
+    }
+    if (used) {
+      const AttentionSpan span(p, sequence);
+      const std::int64_t i = place - (is_query ? span.q_first : span.k_first);
+      used = i >= 0 && i < (is_query ? span.num_queries : span.num_keys);
+      if (is_query && used) used = !span.keys_of(i).empty();
+    }
+    if (used && has_nan != nullptr && !is_query) {
+      const auto* row = static_cast<const std::uint16_t*>(p.dk) + token * p.num_kv_heads * p.head_dim;
+      const int infinite = p.dtype == DType::kFloat16 ? 0x7c00 : 0x7f80;
+      for (std::int64_t head = 0; head < p.num_kv_heads; ++head) {
+        if ((row[head * p.head_dim] & 0x7fff) > infinite) *has_nan = 1;
+      }
+    }
   }
-  if (used) {
-    const AttentionSpan span(p, sequence);
-    const std::int64_t i = place - (kIsQuery ? span.q_first : span.k_first);
-    used = i >= 0 && i < (kIsQuery ? span.num_queries : span.num_keys);
-    if (kIsQuery && used) used = !span.keys_of(i).empty();
-  }
-  if (used) return;
-  const std::int64_t heads = kIsQuery ? p.num_q_heads : p.num_kv_heads;
-  for (void* to : {kIsQuery ? p.dq : p.dk, kIsQuery ? nullptr : p.dv}) {
-    if (to == nullptr) continue;
-    const std::int64_t chunks = heads * (to == p.dv ? p.value_dim : p.head_dim) / 8;
-    auto* row = static_cast<uint4*>(to) + token * chunks;
-    for (std::int64_t i = threadIdx.x % 32; i < chunks; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+  for (unsigned left = __ballot_sync(0xffffffffu, !used); left != 0; left &= left - 1) {
+    const int lane = __ffs(static_cast<int>(left)) - 1;
+    const std::int64_t cleared = __shfl_sync(0xffffffffu, token, lane);
+    const bool of_query = __shfl_sync(0xffffffffu, static_cast<int>(is_query), lane) != 0;
+    const std::int64_t heads = of_query ? p.num_q_heads : p.num_kv_heads;
+    for (void* to : {of_query ? p.dq : p.dk, of_query ? nullptr : p.dv}) {
+      if (to == nullptr) continue;
+      const std::int64_t chunks = heads * (to == p.dv ? p.value_dim : p.head_dim) / 8;
+      auto* row = static_cast<uint4*>(to) + cleared * chunks;
+      for (std::int64_t i = threadIdx.x % 32; i < chunks; i += 32) row[i] = make_uint4(0, 0, 0, 0);
+    }
   }
 }
 
@@ -283,6 +308,7 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   auto* workspace = static_cast<unsigned char*>(p.workspace);
   call.counter = reinterpret_cast<std::uint32_t*>(workspace);
   call.unordered = call.counter + 1;
+  call.has_nan = call.counter + (kMayBranch<Params> ? 3 : 2);
   call.turns = reinterpret_cast<std::uint32_t*>(workspace + GradientLayout::kTurnsAt);
   call.works = reinterpret_cast<GradientWork*>(workspace + layout.works_at);
   call.scalars = reinterpret_cast<float*>(workspace + layout.scalars_at);
@@ -292,8 +318,9 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   call.query_jobs = static_cast<std::int32_t>(layout.query_pairs * p.num_q_heads);
   call.query_works = reinterpret_cast<QueryWork*>(workspace + layout.query_works_at);
   call.query_counter = call.counter + 3;
-  check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
+  call.counter_words = layout.works_at / 4;
   if constexpr (kMayBranch<Params>) {
+    check(cudaMemsetAsync(workspace, 0, static_cast<std::size_t>(layout.works_at), stream), "attention's turns");
     call.section = multiprocessors(current_device());
     call.jobs_of_paths = reinterpret_cast<std::int32_t*>(call.counter + 2);
     call.firsts = reinterpret_cast<std::int32_t*>(workspace + layout.firsts_at);
@@ -336,18 +363,22 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
                                             256, 0, stream, p, call);
     }
   }
-  const auto clear = [&](auto is_query, std::int64_t tokens) {
-    attention_clear_kernel<decltype(is_query)::value>
-        <<<static_cast<unsigned>((tokens + 7) / 8), 256, 0, stream>>>(p, tokens);
-    check(cudaGetLastError(), "launch of attention's clearing");
-  };
-  // If every token is in use and sees a key, nothing needs clearing.
+  // If every token is in use and sees a key, nothing needs clearing. The kernels that round dq look for NaN, too.
+  const bool looks = p.dq == nullptr;
   const bool some_keys = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
   const bool some_queries = p.cu_seqlens_q != nullptr || p.seqused_q != nullptr;
-  if (p.dq != nullptr && (some_queries || some_keys || (p.causal && p.k_tokens < p.q_tokens))) {
-    clear(std::true_type{}, attention_rows(p));
+  const bool clears_queries = some_queries || some_keys || (p.causal && p.k_tokens < p.q_tokens);
+  const std::int64_t q_tokens = p.dq != nullptr && clears_queries ? attention_rows(p) : 0;
+  const std::int64_t tokens = q_tokens + (p.dk != nullptr && (some_keys || looks) ? attention_keys(p) : 0);
+  if (tokens > 0) {
+    attention_clear_kernel<<<static_cast<unsigned>((tokens + 255) / 256), 256, 0, stream>>>(
+        p, q_tokens, tokens, looks ? call.has_nan : nullptr);
+    check(cudaGetLastError(), "launch of attention's clearing");
   }
-  if (p.dk != nullptr && some_keys) clear(std::false_type{}, attention_keys(p));
+  const std::uint32_t* paths = nullptr;
+  if constexpr (kMayBranch<Params>) paths = p.paths;
+  const GradientTiles kept{call.slots, call.of_sequence, call.slack, call.scalars, call.has_nan};
+  sm90::attention_repeat_backward(p, paths, kept, stream);
 }
 
 // All gradients of a call.

@@ -8,6 +8,20 @@
 #include "../path_runs.cuh"
 
 namespace rlk::cuda {
+
+// What a repeated call takes from the call by wgmma: members of its GradientCall.
+struct GradientTiles {
+  std::int32_t slots, of_sequence, slack;
+  const float* scalars;
+  const std::uint32_t* has_nan;
+};
+
+namespace sm90 {
+// Computes the gradients of a call once more, by mma.sync, if *tiles.has_nan is not 0. `paths`: of trees, or null.
+void attention_repeat_backward(const AttentionBackwardParams& p, const std::uint32_t* paths, const GradientTiles& tiles,
+                               cudaStream_t stream);
+}  // namespace sm90
+
 namespace {  // one copy per architecture
 
 // A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns.
@@ -62,6 +76,8 @@ struct GradientCall {
   std::int32_t query_jobs;        // pairs of tiles of queries, of all heads; else 0
   struct QueryWork* query_works;  // [query_jobs / heads]
   std::uint32_t* query_counter;
+  std::int64_t counter_words;  // `counter` and later words that a call clears before it counts
+  std::uint32_t* has_nan;      // not 0 if a query's dq is NaN or, without dq, a key's dk
 };
 
 // A row in a block of keys of a path. `token` is -1 if the row has none. `turn` is twice the number of earlier segments
@@ -95,7 +111,8 @@ struct GradientQueries {
   std::int32_t past;         // position of query 0
   __device__ __forceinline__ std::int32_t tiles() const { return first < last ? (last - base + 63) / 64 : 0; }
 };
-__device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackwardParams& p, const GradientCall& call,
+template <class Call>  // GradientCall or GradientTiles
+__device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackwardParams& p, const Call& call,
                                                             const AttentionSpan& span) {
   GradientQueries q;
   q.past = static_cast<std::int32_t>(span.position(0));
