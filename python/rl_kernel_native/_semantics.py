@@ -74,10 +74,11 @@ class LogprobSemantics:
             value = getattr(self, name)
             if type(value) not in (int, float):
                 raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
-            if not allows(value):
-                raise ValueError(f"{name}: expected {expected}, got {_check.shown(value)}")
             if name != "top_k":
+                value = _check.single(name, value, allows, expected)  # the number and the float32 that it becomes
                 object.__setattr__(self, name, struct.unpack("f", struct.pack("f", value))[0])
+            elif not allows(_check.integer64(name, value)):
+                raise ValueError(f"{name}: expected {expected}, got {_check.shown(value)}")
         changed = [name for name, neutral in _NEUTRAL.items() if getattr(self, name) != neutral]
         if self.raw and changed:
             got = _check.shown(getattr(self, changed[0]))
