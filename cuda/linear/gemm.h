@@ -28,7 +28,11 @@ struct GemmParams {
   const void* bias = nullptr;     // [n], bias_dtype, or null
   const float* addend = nullptr;  // [m, n] or null: main_grad, which is added to the first token block; may be d
   bool a_is_copy = false;         // the stream's previous kernel copies A; B and D are ready when it begins
-  bool continues = false;         // the accumulators begin with the addend instead; needs one block and one segment
+  // Operands that the product's own kernel copies to a and b (GemmPlan::copies), or null. The counters begin at 0: one
+  // for claims, then one per tile row of A, or of B, and range of the contraction.
+  const GemmOperand *copied_a = nullptr, *copied_b = nullptr;
+  std::uint32_t* copy_counters = nullptr;
+  bool continues = false;  // the accumulators begin with the addend instead; needs one block and one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
   int segments = 1;                         // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)

@@ -5,7 +5,6 @@
 
 #include "../common/alignment.h"
 #include "gemm_sm90.h"
-#include "kernels/rows/row_pitch.h"
 
 namespace rlk::cuda {
 namespace {
@@ -20,8 +19,25 @@ std::int64_t most_loaded(const GemmOperand& b) {
   return even ? 512 : 256;
 }
 
+// Whether the product takes long enough to hide copies that its own kernel makes. Its first tiles wait for them, since
+// these copies are slower than those of a kernel that only copies (README.md).
+bool hides_copies(const GemmParams& p) {
+  constexpr double kLeastProducts = 3e10;
+  constexpr std::int64_t kLeastContraction = 4000;
+  return p.contraction >= kLeastContraction &&
+         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.contraction) >= kLeastProducts;
+}
+
+// Rows of copies begin at multiples of 128 bytes, a line of the L2: a box of TMA then reads whole lines.
+std::int64_t pitch_of(std::int64_t columns) { return (columns + 63) / 64 * 64; }
+
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
-  return x.contraction_contiguous ? extent * round_up_8(contraction) * 2 : contraction * round_up_8(extent) * 2;
+  return x.contraction_contiguous ? extent * pitch_of(contraction) * 2 : contraction * pitch_of(extent) * 2;
+}
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+// The counters of a part whose kernel copies operands.
+std::int64_t counters_of(std::int64_t m, std::int64_t n, std::int64_t contraction) {
+  return 1 + (ceil_div(m, kCopyingPlan.tile_m) + ceil_div(n, kCopyingPlan.tile_n)) * ceil_div(contraction, kCopyRange);
 }
 // The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one row.
 std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t contraction, std::int64_t bytes) {
@@ -33,12 +49,17 @@ std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t c
 GemmOperand of_copy(const GemmOperand& x, void* to, std::int64_t extent, std::int64_t contraction) {
   const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
   return {to,
-          {std::max<std::int64_t>(rows, 1), 0, round_up_8(x.contraction_contiguous ? contraction : extent)},
+          {std::max<std::int64_t>(rows, 1), 0, pitch_of(x.contraction_contiguous ? contraction : extent)},
           x.contraction_contiguous};
 }
-// Rows [first, first + extent) of an operand, side by side at `to`.
-GemmOperand copied(const GemmOperand& x, std::int64_t first, std::int64_t extent, std::int64_t contraction, void* to,
-                   int device, cudaStream_t stream) {
+// Rows [first, first + extent) of an operand whose rows have one stride.
+GemmOperand part_of(const GemmOperand& x, std::int64_t first) {
+  const std::int64_t elements = x.contraction_contiguous ? first * x.rows.inner_stride : first;
+  return {static_cast<const unsigned char*>(x.data) + elements * 2, x.rows, x.contraction_contiguous};
+}
+// Copies rows [first, first + extent) of an operand side by side to `to`.
+void copy(const GemmOperand& x, std::int64_t first, std::int64_t extent, std::int64_t contraction, void* to, int device,
+          cudaStream_t stream) {
   AlignedRowsParams p;
   const bool rows = x.contraction_contiguous;
   p.from = static_cast<const unsigned char*>(x.data) + (rows ? 0 : first * 2);
@@ -46,10 +67,9 @@ GemmOperand copied(const GemmOperand& x, std::int64_t first, std::int64_t extent
   p.first_row = rows ? first : 0;
   p.rows = rows ? extent : contraction;
   p.columns = rows ? contraction : extent;
-  p.pitch = round_up_8(p.columns);
+  p.pitch = pitch_of(p.columns);
   p.to = to;
   RLK_CUDA_IN_USE("linear", device, aligned_rows)(p, stream);
-  return of_copy(x, to, extent, contraction);
 }
 
 }  // namespace
@@ -77,6 +97,17 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
     copies.rows_b = most_rows(p.b, p.n, p.contraction, std::max(bytes / 2, bytes - all_a));
     copies.bytes += bytes_of(p.b, copies.rows_b, p.contraction);
   }
+  // The kernel that copies loads whole vectors of 16 bytes from all of an operand's memory.
+  const auto lie_apart = [&](const GemmOperand& x, std::int64_t extent) {
+    const std::int64_t rows = x.contraction_contiguous ? extent : p.contraction;
+    const std::int64_t columns = x.contraction_contiguous ? p.contraction : extent;
+    return rows <= 1 || (x.rows.inner >= rows && x.rows.inner_stride >= std::max<std::int64_t>(columns, 16));
+  };
+  if ((!a || lie_apart(p.a, p.m)) && (!b || lie_apart(p.b, p.n)) && gemm_sm90_copies(q)) {
+    const std::int64_t rows_a = a ? copies.rows_a : p.m, rows_b = b ? copies.rows_b : p.n;
+    copies.counters = ceil_div(p.m, rows_a) * ceil_div(p.n, rows_b) * counters_of(rows_a, rows_b, p.contraction);
+    copies.bytes += copies.counters * 4;
+  }
   return copies;
 }
 
@@ -89,7 +120,9 @@ GemmCopies gemm_copies(const GemmParams& p) {
     return copies;
   }
   if (std::min(p.m, p.n) < kFewest || gemm_sm90_serves(p)) return {};
-  return gemm_copies_within(p, kUsualBytes);
+  GemmCopies copies = gemm_copies_within(p, kUsualBytes);
+  if (!hides_copies(p)) copies.counters = 0;
+  return copies;
 }
 
 void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream) {
@@ -97,23 +130,36 @@ void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspa
   const std::int64_t rows_b = copies.rows_b == 0 ? p.n : copies.rows_b;
   auto* const of_a = static_cast<unsigned char*>(workspace);
   auto* const of_b = of_a + (copies.rows_a == 0 ? 0 : bytes_of(p.a, rows_a, p.contraction));
+  auto* const after = of_b + (copies.rows_b == 0 ? 0 : bytes_of(p.b, rows_b, p.contraction));
   const int blocks = multiprocessors(device);
-  GemmOperand a = p.a;  // the last copy, which serves all columns of D if it is the whole operand
+  const bool in_product = copies.counters > 0;
+  auto* counters = reinterpret_cast<std::uint32_t*>(after);
+  if (in_product) check(cudaMemsetAsync(counters, 0, copies.counters * 4, stream), "counters of copies");
   for (std::int64_t j = 0; j < p.n; j += rows_b) {
     GemmParams q = p;
     q.n = std::min(rows_b, p.n - j);
-    q.b = copies.rows_b == 0 ? p.b : copied(p.b, j, q.n, p.contraction, of_b, device, stream);
     if (p.bias != nullptr) q.bias = static_cast<const unsigned char*>(p.bias) + j * size_of(p.bias_dtype);
     for (std::int64_t i = 0; i < p.m; i += rows_a) {
       q.m = std::min(rows_a, p.m - i);
-      if (copies.rows_a > 0 && (j == 0 || rows_a < p.m)) {
-        a = copied(p.a, i, q.m, p.contraction, of_a, device, stream);
-      }
-      q.a = a;
+      // A copy of the whole operand serves all parts.
+      const bool copies_a = copies.rows_a > 0 && (j == 0 || rows_a < p.m), copies_b = copies.rows_b > 0 && i == 0;
+      if (copies.rows_a > 0) q.a = of_copy(p.a, of_a, q.m, p.contraction);
+      if (copies.rows_b > 0) q.b = of_copy(p.b, of_b, q.n, p.contraction);
       q.a_is_copy = copies.rows_a > 0;
       q.d = static_cast<unsigned char*>(p.d) + (i * p.d_rows.inner_stride + j) * size_of(p.d_dtype);
       if (p.addend != nullptr) q.addend = p.addend + i * p.addend_rows.inner_stride + j;
-      gemm_sm90(q, choose_plan_sm90(q, blocks), stream);
+      if (in_product) {
+        const GemmOperand from_a = part_of(p.a, i), from_b = part_of(p.b, j);
+        q.copied_a = copies_a ? &from_a : nullptr;
+        q.copied_b = copies_b ? &from_b : nullptr;
+        q.copy_counters = counters;
+        counters += counters_of(q.m, q.n, p.contraction);
+        gemm_sm90(q, kCopyingPlan, stream);
+      } else {
+        if (copies_b) copy(p.b, j, q.n, p.contraction, of_b, device, stream);
+        if (copies_a) copy(p.a, i, q.m, p.contraction, of_a, device, stream);
+        gemm_sm90(q, choose_plan_sm90(q, blocks), stream);
+      }
     }
   }
 }

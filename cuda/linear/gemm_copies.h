@@ -19,9 +19,10 @@ struct AlignedRowsParams {
 RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
 
 // The product is computed in parts: rows_a rows of A and rows_b rows of B are copied at a time. 0: the operand is read
-// in place. `bytes`: workspace of the copies, 16-byte aligned. loads_rows: ordinary loads read B in place.
+// in place. `bytes`: workspace of the copies and counters, 16-byte aligned. loads_rows: ordinary loads read B in place.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
+  std::int64_t counters = 0;  // above 0: the products' kernels copy, with these counters at the workspace's end
   bool loads_rows = false;
   bool serve() const { return bytes > 0 || loads_rows; }
 };

@@ -1,6 +1,8 @@
 // Arguments of linear's sm_90 kernels, besides their tensor maps.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "rlk/base.h"
@@ -12,6 +14,27 @@ struct RowStreams {
   std::uint64_t data;
   std::int64_t stride;  // bytes
   int bytes, rows;      // bytes of a row
+};
+
+constexpr int kCopyRange = 1024;     // contraction indices that a counter of copies covers
+constexpr int kPieceVectors = 1024;  // vectors of 16 bytes that a warp copies at a time
+
+// An operand of which the product's kernel makes a copy for TMA (copied_operands_sm90.cuh). to: null without a copy.
+struct CopiedOperand {
+  std::uint64_t from;
+  uint4* to;
+  std::int64_t stride, pitch;               // bytes of `from`, vectors of `to`
+  int rows, columns, vectors;               // vectors: of a row of the copy
+  std::uint64_t first_vector, last_vector;  // the operand's whole vectors of 16 bytes lie between these addresses
+};
+struct CopiedOperands {
+  CopiedOperand a, b;
+  std::uint32_t* claimed;  // the number of claimed pieces
+  std::uint32_t* done;     // [panels of A, then of B, ranges]: finished pieces
+  int panels_a, panels_b;  // tiles along A's and B's rows
+  int wave_a, wave_b;      // panels that a wave of tiles reads
+  int waves, waves_b;      // waves, and those that read the first wave_a panels of A
+  int ranges;
 };
 
 struct GemmLaunch {
@@ -35,6 +58,7 @@ struct GemmLaunch {
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
   RowStreams rows_of_a;               // Tile::kLoadsRows: A
   bool follows_copy;                  // the previous kernel copies B
+  CopiedOperands copies;              // Tile::kCopies
 };
 
 // The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two

@@ -15,6 +15,7 @@ struct Fp16;
 template <class T>
 bool run_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 bool run_row_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
+bool run_copying_plan(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);
 
 namespace {
 
@@ -102,7 +103,8 @@ std::string GemmPlan::name() const {
   const std::string anywhere = row_unit > 0 ? "rows at " + std::to_string(row_unit) + " bytes " : "";
   if (small_m) return anywhere + "few rows " + shape;
   if (row_unit > 0) return anywhere + shape;
-  return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "");
+  return shape + (transposed ? " transposed" : "") + (cluster > 1 ? " cluster " + std::to_string(cluster) : "") +
+         (copies ? " with copies" : "");
 }
 
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction) {
@@ -127,6 +129,12 @@ bool gemm_sm90_serves(const GemmParams& p) {
          gemm_sm90_reads(p.b, p.n, p.contraction) && is_one_stride(p.d_rows, p.m) &&
          (p.addend == nullptr || (is_one_stride(p.addend_rows, p.m) && (p.continues || adds_to_memory(p)))) &&
          (p.segments == 1 || p.contraction % (kBoxK * p.segments) == 0) && p.block % kBoxK == 0;
+}
+
+bool gemm_sm90_copies(const GemmParams& p) {
+  const bool one_sum = p.segments == 1 && !p.continues && p.row_limit == nullptr;
+  const bool in_memory = p.block == 0 || p.contraction <= p.block || p.d_dtype == DType::kFloat32;
+  return one_sum && in_memory && (p.a.contraction_contiguous || !p.b.contraction_contiguous) && gemm_sm90_serves(p);
 }
 
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p) {
@@ -208,7 +216,8 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
 
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   note_plan([&] { return plan.name(); });
-  const bool done = plan.row_unit > 0             ? run_row_plan(p, plan, stream)
+  const bool done = plan.copies                   ? run_copying_plan(p, plan, stream)
+                    : plan.row_unit > 0           ? run_row_plan(p, plan, stream)
                     : p.dtype == DType::kBFloat16 ? run_plan<Bf16>(p, plan, stream)
                                                   : run_plan<Fp16>(p, plan, stream);
   RLK_CHECK(done, "linear: no kernel of plan " + plan.name());

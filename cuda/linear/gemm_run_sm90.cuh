@@ -38,6 +38,10 @@ using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>
 template <int kM, int kN, int kUnit>
 using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, kUnit>;
 
+// Such tiles also copy operands that TMA cannot read.
+template <bool kAExtentContiguous, bool kBExtentContiguous>
+using CopyingTile = GemmTile<128, 256, kAExtentContiguous, kBExtentContiguous, Combine::kAdd, false, 0, true>;
+
 using BuiltTiles =
     TileList<ForwardTile<64, 32>, ForwardTile<64, 48>, ForwardTile<64, 64>, ForwardTile<64, 96>, ForwardTile<64, 112>,
              ForwardTile<64, 128>, ForwardTile<128, 96>, ForwardTile<128, 192>, ForwardTile<128, 224>,
@@ -60,8 +64,9 @@ template <class Tile>
 bool fits(const GemmParams& p, const GemmPlan& plan) {
   constexpr int kRows = Tile::kTransposed ? Tile::kBN : Tile::kBM, kColumns = Tile::kTransposed ? Tile::kBM : Tile::kBN;
   return !plan.small_m && plan.transposed == Tile::kTransposed && plan.row_unit == Tile::kUnit &&
-         plan.tile_m == kRows && plan.tile_n == kColumns && p.a.contraction_contiguous == !Tile::kAMnMajor &&
-         p.b.contraction_contiguous == !Tile::kBMnMajor && combination_of(p) == Tile::kCombine;
+         plan.copies == Tile::kCopies && plan.tile_m == kRows && plan.tile_n == kColumns &&
+         p.a.contraction_contiguous == !Tile::kAMnMajor && p.b.contraction_contiguous == !Tile::kBMnMajor &&
+         combination_of(p) == Tile::kCombine;
 }
 
 inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t extent, std::int64_t contraction,
@@ -107,6 +112,42 @@ inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   return g;
 }
 
+// x: what TMA cannot read; to: its copy.
+inline CopiedOperand copied_operand(const GemmOperand* x, const GemmOperand& to, std::int64_t extent,
+                                    std::int64_t contraction) {
+  if (x == nullptr) return {};
+  const std::int64_t columns = to.contraction_contiguous ? contraction : extent;
+  const std::int64_t rows = to.contraction_contiguous ? extent : contraction;
+  CopiedOperand c{};
+  c.from = reinterpret_cast<std::uint64_t>(x->data);
+  c.to = static_cast<uint4*>(const_cast<void*>(to.data));
+  c.stride = rows > 1 ? x->rows.inner_stride * 2 : 0;
+  c.pitch = to.rows.inner_stride / 8;
+  c.rows = static_cast<int>(rows);
+  c.columns = static_cast<int>(columns);
+  c.vectors = static_cast<int>((columns + 7) / 8);
+  const std::uint64_t last_row = c.from + (rows - 1) * c.stride;
+  c.first_vector = (std::min(c.from, last_row) + 15) / 16 * 16;
+  c.last_vector = (std::max(c.from, last_row) + columns * 2) / 16 * 16;
+  return c;
+}
+// The order of copies follows the tiles: columns of g.group_a tiles, `blocks` tiles at a time.
+inline CopiedOperands copied_operands(const GemmParams& p, const GemmLaunch& g, int blocks) {
+  CopiedOperands c{};
+  c.ranges = static_cast<int>((p.contraction + kCopyRange - 1) / kCopyRange);
+  c.claimed = p.copy_counters;
+  c.done = c.claimed + 1;
+  c.panels_a = g.tiles_a;
+  c.panels_b = g.tiles_b;
+  c.a = copied_operand(p.copied_a, p.a, p.m, p.contraction);
+  c.b = copied_operand(p.copied_b, p.b, p.n, p.contraction);
+  c.wave_a = std::min(g.group_a, c.panels_a);
+  c.wave_b = (blocks + c.wave_a - 1) / c.wave_a;
+  c.waves_b = (c.panels_b + c.wave_b - 1) / c.wave_b;
+  c.waves = c.waves_b + (c.panels_a + c.wave_a - 1) / c.wave_a - 1;
+  return c;
+}
+
 template <class T, class Tile>
 void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   const GemmOperand &a = Tile::kTransposed ? p.b : p.a, &b = Tile::kTransposed ? p.a : p.b;
@@ -147,6 +188,10 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   }
   constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;
   g.group_a = kWide ? wave_height(clusters_at_once, g.tiles_a, Tile::kBM * plan.cluster, Tile::kBN) : 8;
+  if constexpr (Tile::kCopies) {
+    g.prefetched_steps = 0;  // the weights may not be copied yet
+    g.copies = copied_operands(p, g, clusters_at_once);
+  }
   auto* kernel = gemm_sm90_kernel<T, Tile>;
   const int memory = allow_shared_memory<gemm_sm90_kernel<T, Tile>>();
   g.stages = std::min(kMaxStages, (memory - Tile::kFixedBytes) / Tile::kStageBytes);

@@ -9,6 +9,7 @@
 #include "../common/cluster_sm90.cuh"
 #include "../common/dependent_launch.cuh"
 #include "../common/tile_ring_sm90.cuh"
+#include "copied_operands_sm90.cuh"
 #include "gemm_combine.cuh"
 #include "gemm_rows_sm90.cuh"
 #include "gemm_store_sm90.cuh"
@@ -19,8 +20,9 @@ namespace rlk::cuda {
 // combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
 // that tiles fit few rows. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot load them, since rows of A begin only at
 // multiples of kRowUnit bytes (gemm_rows_sm90.cuh).
+// kCopiesOperands: spare warps copy operands that TMA cannot read (copied_operands_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
-          bool kIsTransposed = false, int kRowUnit = 0>
+          bool kIsTransposed = false, int kRowUnit = 0, bool kCopiesOperands = false>
 struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
@@ -31,6 +33,7 @@ struct GemmTile {
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowUnit > 0;
   static constexpr int kUnit = kRowUnit;
+  static constexpr bool kCopies = kCopiesOperands;
   static constexpr int kBoxes = kCombine == Combine::kTree || kLoadsRows ? 1 : stage_boxes(kM, kN),
                        kStageK = kBoxK * kBoxes;
   static_assert(!kLoadsRows || (kTransposed && !kAMnMajor && kCombine == Combine::kAdd));
@@ -46,13 +49,14 @@ struct GemmTile {
   static constexpr int kStageBytes = kBoxes * kBoxBytes;
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
-  static constexpr int kStoreBuffers = kBN == 256 ? 2 : 1;  // the most that does not reduce the number of stages
-  static constexpr int kStaging =                           // bytes per warpgroup; boxes begin at 1024 bytes
+  static constexpr int kStoreBuffers =
+      kBN == 256 && !kCopies ? 2 : 1;  // the most that does not reduce the number of stages
+  static constexpr int kStaging =      // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
   using Rows = RowRing<kBM>;
-  static constexpr int kFixedBytes =
-      1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 + (kLoadsRows ? Rows::kMemory : 0);
+  static constexpr int kFixedBytes = 1024 + kKeptBytes + kWarpgroups * kStaging + 2 * kMaxStages * 8 +
+                                     (kLoadsRows ? Rows::kMemory : 0) + (kCopies ? CopyRing::kMemory : 0);
 };
 
 // The i-th tile of a cluster. Tiles are ordered in columns of `group_a` clusters, so that a wave is nearly square.
@@ -196,9 +200,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
           const auto a = portion_a(left_a);
           const auto b = portion_b(left_b, sharing, slice);
 #pragma unroll 1
-          for (int k = 0; k < k_steps; ++k) ring.load(a, b, at.a, at.b, k);
+          for (int k = 0; k < k_steps; ++k) {
+            if constexpr (Tile::kCopies) wait_for_copies<Tile>(g.copies, at.a / kBM, at.b / kBN, k);
+            ring.load(a, b, at.a, at.b, k);
+          }
         });
       });
+    } else if constexpr (Tile::kCopies) {
+      copy_operands<Tile>(g.copies, CopyRing(empty + kMaxStages * 8, warp - (Tile::kWarpgroups * 4 + 1)), lane);
     }
   } else {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));

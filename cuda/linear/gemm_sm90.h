@@ -19,9 +19,13 @@ struct GemmPlan {
   // 0 if TMA reads the weights. Otherwise their rows begin only at multiples of this number of bytes, 2, 4 or 8. If
   // small_m holds, the rows of x do too.
   int row_unit = 0;
+  bool copies = false;  // the kernel also copies operands
   std::string name() const;
 };
 
+// The plan whose kernel copies operands, for products with gemm_sm90_copies.
+inline constexpr GemmPlan kCopyingPlan{false, 128, 256, 1, false, 0, true};
+bool gemm_sm90_copies(const GemmParams& p);
 // Whether TMA can read an operand.
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether TMA can read both operands, and the segments end where stages end.

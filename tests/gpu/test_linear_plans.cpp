@@ -3,6 +3,7 @@
 // the sm_80 kernel. The sm_80 kernel takes any layout, and its PTX runs here.
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -83,6 +84,8 @@ const std::vector<Case> kCases = {
     {Product::kWeightGrad, 129, 257, 8300, 1, DType::kBFloat16, false, false, 3, 65, 1},
     {Product::kWeightGrad, 136, 520, 1000, 1, DType::kFloat32, false, false, 0, 100},
     {Product::kWeightGrad, 136, 264, 200, 1, DType::kFloat32, false, false, 0, 1},
+    // Copies in several waves of tiles.
+    {Product::kForward, 2600, 2100, 1100, 1, DType::kBFloat16, true, false, 0, 0, 1},
     // Both operands are copied in several parts.
     {Product::kForward, 600, 777, 1003, 1, DType::kBFloat16, true, false, 0, 0, 1},
     // Weights that are read in place: less than a vector; several tiles of a block, the last stage partial.
@@ -237,19 +240,27 @@ bool run_case(const Case& c, DType dtype) {
   }
   if (c.split > 0 || c.odd > 0) {
     for (const std::int64_t within : {std::int64_t{1}, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
-      const GemmCopies copies = gemm_copies_within(p, within);
-      const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(copies.bytes) + 1));
-      const auto run = [&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); };
+      GemmCopies copies = gemm_copies_within(p, within);
+      // NaN in every element that is read before it is copied, and counters that are not 0.
+      const std::vector<unsigned char> poison(static_cast<std::size_t>(copies.bytes) + 1, 0xff);
+      const OnDevice<unsigned char> workspace(poison);
       // gemm_copies_within leaves out rows of d at multiples of 16 bytes that end inside 16 bytes.
       const bool left_out = d_stride * size_of(p.d_dtype) % 16 == 0 && p.n * size_of(p.d_dtype) % 16 != 0;
-      if (left_out ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
-      std::printf("%s: copies of %lld bytes and the CPU differ\n", name.c_str(), static_cast<long long>(copies.bytes));
-      same = false;
+      for (const bool in_products : {true, false}) {
+        if (in_products && copies.counters == 0) continue;
+        if (!in_products) copies.counters = 0;
+        const auto run = [&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); };
+        if (left_out ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
+        std::printf("%s: copies of %lld bytes %s and the CPU differ\n", name.c_str(),
+                    static_cast<long long>(copies.bytes), in_products ? "by the products" : "before the products");
+        same = false;
+      }
     }
     const GemmCopies copies = gemm_copies(p);
     if (!copies.loads_rows) return same;
     const std::int64_t pitch = (p.contraction + 7) / 8 * 8;
-    const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(p.m * pitch * 2)));
+    const std::int64_t most = std::max(copies.bytes, p.m * pitch * 2);
+    const OnDevice<unsigned char> workspace(std::vector<unsigned char>(static_cast<std::size_t>(most)));
     if (result([&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); }) != cpu) {
       std::printf("%s: weights read in place and the CPU differ\n", name.c_str());
       same = false;
