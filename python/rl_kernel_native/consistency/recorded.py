@@ -8,7 +8,6 @@ refer to; other fields are ignored.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import _check
 from .._semantics import LogprobSemantics, require_same_semantics
 from .batches import batch_inputs, make_batches
 from .checks import check_token_ids
@@ -143,14 +143,16 @@ def _record(fields: Any, where: str) -> Record:
     for prompt, response, logprobs in DIALECTS:
         if prompt in fields and logprobs in fields:
             values = fields[logprobs]
+            if not isinstance(values, list):
+                raise BadInput(f"{where}: {logprobs!r} must be a list of log-probabilities")
             ids = fields.get(response)
             if ids is None and values and isinstance(values[0], list):  # SGLang: [logprob, id, text]
-                ids = [item[1] for item in values]
+                ids = [item[1] if isinstance(item, list) and len(item) > 1 else None for item in values]
             if ids is None:
                 continue
-            scores = [_number(value, token, where) for value, token in zip(values, ids, strict=False)]
-            found = Record(_ids(fields[prompt], prompt, where), _ids(ids, response, where), scores, semantics)
-            return _checked(found, where)
+            ids = _checked_ids(_ids(fields[prompt], prompt, where), _ids(ids, response, where), values, where)
+            scores = [_number(value, token, where) for value, token in zip(values, ids, strict=True)]
+            return Record(fields[prompt], ids, scores, semantics)
     names = "; ".join(", ".join(names) for names in DIALECTS)
     raise BadInput(
         f"{where}: expected ids of prompt and response, and log-probabilities by the names of one of: {names}; "
@@ -158,15 +160,15 @@ def _record(fields: Any, where: str) -> Record:
     )
 
 
-def _checked(record: Record, where: str) -> Record:
-    if not record.prompt or not record.response:
+def _checked_ids(prompt: list[int], response: list[int], values: list[Any], where: str) -> list[int]:
+    """The response, which has as many ids as log-probabilities."""
+    if not prompt or not response:
         raise BadInput(f"{where}: expected at least one id in prompt and response")
-    if len(record.logprobs) != len(record.response):
+    if len(values) != len(response):
         raise BadInput(
-            f"{where}: expected a log-probability for each of {len(record.response)} ids of the response, got "
-            f"{len(record.logprobs)}"
+            f"{where}: expected a log-probability for each of {len(response)} ids of the response, got {len(values)}"
         )
-    return record
+    return response
 
 
 def _ids(value: Any, field: str, where: str) -> list[int]:
@@ -182,8 +184,9 @@ def _number(value: Any, token: int, where: str) -> float:
         value = value.get("logprob") if isinstance(value, dict) else value
     elif isinstance(value, list) and value:
         value = value[0]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
-        raise BadInput(f"{where}: expected a log-probability of token {token}, got {value!r}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or value != value or (isinstance(value, int) and abs(value) >= 1 << 1000):  # no float holds it
+        raise BadInput(f"{where}: expected a log-probability of token {token}, got {_check.shown(value)}")
     return float(value)
 
 
