@@ -26,6 +26,7 @@ set(files_in_parts
   "linear_logprob/linear_logprob_sm90.cu Bf16 Fp16"
   "linear_logprob/logit_gradients_sm90.cu Bf16 Fp16"
   "sample/head_sm90.cu Bf16 Fp16"
+  "sample/sample_edited.cu Fp32,Exp::kHardware Fp32,Exp::kPortable"
   "sample/sample_rows.cu Fp32,Exp::kHardware Fp32,Exp::kPortable Bf16,Exp::kHardware Bf16,Exp::kPortable \
     Fp16,Exp::kHardware Fp16,Exp::kPortable")
 set(whole_files "")

@@ -101,6 +101,9 @@ std::vector<LinearProducts> linear_vendor_products(Device device) {
 bool sample_takes_edits(const SampleParams& p, Device device) {
   return device.type == DeviceType::kCuda && p.dtype == DType::kFloat32;
 }
+bool sample_edits_rows(const SampleParams& p, const ProcessLogitsParams& edits, Device device) {
+  return sample_takes_edits(p, device) && finish_edits(p, edits);
+}
 std::int64_t sample_workspace_bytes(const SampleParams& p, Device device) {
   return device.type == DeviceType::kCpu || p.num_rows == 0 ? 0 : sample_workspace(p).bytes;
 }

@@ -45,23 +45,32 @@ void sample_processed(const ProcessedSampleParams& p, Device device, Stream stre
   process.out = pieces.z;
   process.status = pieces.status;
   process.edited = pieces.edited;
-  note_plan([&] { return std::string(pieces.edited != nullptr ? "edited columns" : "processed copy"); });
-  process_logits(process, device, stream);
+  const bool by_finish = sample_edits_rows(p.draw, process, device);
+  note_plan([&] {
+    return std::string(pieces.edited == nullptr ? "processed copy" : by_finish ? "edited rows" : "edited columns");
+  });
+  if (!by_finish) process_logits(process, device, stream);
   SampleParams draw = p.draw;
-  draw.row_status = pieces.status;
   draw.workspace = pieces.of_sample;
   draw.raw_logits = of.logits;
   draw.raw_stride = of.logits_stride;
   draw.raw_dtype = of.dtype;
-  if (pieces.edited != nullptr) {
-    draw.logits = of.logits;
-    draw.logits_stride = of.logits_stride;
-    draw.edited = pieces.edited;
-    draw.edits = pieces.z;
-  } else {
+  if (pieces.edited == nullptr) {
     draw.logits = pieces.z;
     draw.logits_stride = of.vocab_size;
     draw.dtype = DType::kFloat32;
+  } else {
+    draw.logits = of.logits;
+    draw.logits_stride = of.logits_stride;
+  }
+  if (by_finish) {
+    draw.process = &process;
+  } else {
+    draw.row_status = pieces.status;
+    if (pieces.edited != nullptr) {
+      draw.edited = pieces.edited;
+      draw.edits = pieces.z;
+    }
   }
   sample(draw, device, stream);
 }

@@ -8,6 +8,12 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
+// A row's token, and its z.
+struct Drawn {
+  std::int64_t id;
+  float z;
+};
+
 // Words of a draw: one for each level from the leaves up, then the words for a leaf's chains and for the prefix of a
 // chain.
 constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;

@@ -13,12 +13,6 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A row's token, and its z.
-struct Drawn {
-  std::int64_t id;
-  float z;
-};
-
 // Finds the columns that a waiting row keeps, by kRowThreads threads. kByCount: rows may have a top_k.
 template <class T, Exp kExp, bool kByCount>
 __device__ __forceinline__ void select_row(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
@@ -41,6 +35,9 @@ __device__ __forceinline__ void select_row(const SampleParams& p, const SampleCh
   if (thread_of_block() == 0) chunk.states[i].waits = kForTree;
 }
 
+template <class T, Exp kExp>
+class EditedRow;
+
 template <class T, Exp kExp, int kThreads = kRowThreads>
 class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   using Team = BlockTeam<kThreads>;
@@ -48,6 +45,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   using Base::allowed_, Base::logits_, Base::c_, Base::m_, Base::q_;
   using Base::mass_of;
   using Base::p_, Base::row_, Base::mask_, Base::state_, Base::nodes_, Base::slots_;
+  friend class EditedRow<T, kExp>;
   static constexpr int kOwn = kOwnColumns, kWarps = kThreads / kWarp;
   static constexpr int kMostFewLeaves = kRowThreads / Team::kLanes;  // leaves that kRowThreads threads compute at once
 
@@ -418,8 +416,15 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     if (p_.order == SampleOrder::kSglang && want.top_p < 1.0f) return false;  // a share of the whole row
     const auto count = static_cast<std::uint32_t>(want.top_k);
     const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
+    if (found.size < static_cast<int>(count)) return false;
+    return cut_list<kEnds>(want, min_mass, vllm, found, kept);
+  }
+  // Cuts a list that has the row's first top_k columns, or all that can survive.
+  template <bool kEnds>
+  __device__ __forceinline__ bool cut_list(const SampleRow& want, std::uint64_t min_mass, bool vllm,
+                                           const FirstColumns& found, std::uint64_t* kept) {
+    const auto count = static_cast<std::uint32_t>(want.top_k);
     const int size = found.size;
-    if (size < static_cast<int>(count)) return false;
     std::uint64_t* const masses = s_.base.masses;
 #pragma unroll 1
     for (int i = thread(); i < size; i += kThreads) masses[i] = mass_of(z_of_rank(s_.base.list[i]));

@@ -13,7 +13,6 @@ namespace {  // one copy per architecture
 constexpr int kRowWarps = kRowThreads / kWarp, kMostWarps = kManyThreads / kWarp;
 constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
 constexpr int kMostListed = 1024;  // columns of a list
-constexpr int kMostListedK = 512;  // largest top_k that a list serves
 static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 
 struct FinishShared {
@@ -180,9 +179,24 @@ struct LeafKeys {
     }
   }
 };
-template <int kThreads>
+// Stands for the edits of rows without any, or with edits that a scan has put into the leaves. edited_rows.cuh has edits
+// that a row's list still needs:
+//   key(slot, key)   a key that some column of the thread's leaf reaches, given that of its largest z before the edits
+//   reach(slot, key) a key that no column of this leaf exceeds, given what key() gave, if that is not 0
+//   bins(s)          shared memory for a word of each thread
+//   has(id)          whether a column is edited
+//   each(fn)         calls fn(rank) for the thread's edited columns that are allowed
+struct NoEdits {
+  static constexpr bool kAny = false;
+  __device__ __forceinline__ std::uint32_t key(int, std::uint32_t key) const { return key; }
+  __device__ __forceinline__ std::uint32_t reach(int, std::uint32_t key) const { return key; }
+  __device__ __forceinline__ std::uint32_t* bins(FinishShared* s) const {
+    return reinterpret_cast<std::uint32_t*>(s->base.masses);
+  }
+};
+template <int kThreads, class Edits = NoEdits>
 __device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int slots, const SlotMap& map,
-                                                        FinishShared* s) {
+                                                        FinishShared* s, const Edits& edits = {}) {
   constexpr int kOwnKeys = LeafKeys<kThreads>::kOwnKeys, kWarps = kThreads / kWarp;
   LeafKeys<kThreads> keys;
   keys.slots = slots;
@@ -199,7 +213,7 @@ __device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int s
     const int slot = k * kThreads + thread_of_block();
     keys.own[k] = 0;
     if (k * kThreads >= slots || slot >= slots || !map.has_columns(slot)) continue;
-    const std::uint32_t key = is_nan(top[k]) ? ~0u : key_of(top[k]);
+    const std::uint32_t key = edits.key(slot, is_nan(top[k]) ? ~0u : key_of(top[k]));
     keys.own[k] = key;
     first = key > largest ? slot : first;
     largest = max(largest, key);
@@ -225,10 +239,10 @@ __device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int s
 constexpr int kKeyBinBits = 8;
 static_assert(1 << kKeyBinBits == kRowThreads);
 // A bound that at least `count` keys reach, and not many more unless keys are equal; 0 if there are fewer keys.
+// bins: one key of each thread, from the largest keys.
 __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
-                                                       FinishShared* s) {
+                                                       FinishShared* s, std::uint32_t* bins) {
   if (keys.present < count) return 0;
-  auto* const bins = reinterpret_cast<std::uint32_t*>(s->base.masses);  // one key of each thread, from the largest keys
   std::uint32_t low = keys.smallest, high = keys.largest, above = 0, reach = keys.present;
   const std::uint32_t enough = count + count / 2 + 8;
 #pragma unroll 1
@@ -275,17 +289,17 @@ struct FirstColumns {
 };
 // columns: is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and logit_at(id), which gives
 // z before edits.
-template <class Columns>
+template <class Columns, class Edits = NoEdits>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
-                                                           const SlotMap& map, FinishShared* s,
-                                                           const Columns& columns) {
+                                                           const SlotMap& map, FinishShared* s, const Columns& columns,
+                                                           const Edits& edits = {}) {
   auto* const found = reinterpret_cast<std::uint16_t*>(s->base.counts);
   static_assert(sizeof s->base.counts >= 2 * kMostSlots);
   if (thread_of_block() == 0) s->listed = s->slots = 0;
-  const std::uint32_t bound = bound_of_keys(keys, count, s);
+  const std::uint32_t bound = bound_of_keys(keys, count, s, edits.bins(s));
   __syncthreads();
   keys.each([&](std::uint32_t key, int slot) {
-    if (key != 0 && key >= bound) found[atomicAdd(&s->slots, 1u)] = static_cast<std::uint16_t>(slot);
+    if (key != 0 && edits.reach(slot, key) >= bound) found[atomicAdd(&s->slots, 1u)] = static_cast<std::uint16_t>(slot);
   });
   __syncthreads();
   const int leaves = static_cast<int>(s->slots);
@@ -307,7 +321,7 @@ __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowTh
         above |= column < valid ? 1u << (u * kOwnColumns + i) : 0;
       }
     }
-    if (columns.has_edits()) {
+    if (!Edits::kAny && columns.has_edits()) {
       std::uint32_t edited = 0;  // bit i: whether z[i] is edited
 #pragma unroll
       for (int u = 0; u < kAtOnce; ++u) {
@@ -340,9 +354,19 @@ __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowTh
       const int first = map.first(found[k + i / kOwnColumns * kRowWarps], &valid);
       const int id = first + i % kOwnColumns * kWarp + lane_of_warp();
       if (!columns.is_allowed(id)) continue;
+      if constexpr (Edits::kAny) {
+        if (edits.has(id)) continue;
+      }
       const std::uint32_t at = atomicAdd(&s->listed, 1u);
       if (at < kMostListed) s->base.list[at] = rank_of(element_of(z, i), id);
     }
+  }
+  if constexpr (Edits::kAny) {
+    edits.each([&](std::uint64_t rank) {
+      if (~static_cast<std::uint32_t>(rank >> kIdBits) < bound) return;
+      const std::uint32_t at = atomicAdd(&s->listed, 1u);
+      if (at < kMostListed) s->base.list[at] = rank;
+    });
   }
   __syncthreads();
   const std::uint32_t size = s->listed;

@@ -51,6 +51,9 @@ template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>
 void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
+// The results of rows whose edits the finishing blocks compute, after the first scan. edited_rows.cuh defines the launch.
+template <class T, Exp kExp>
+void finish_edited_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 // The n best of a chunk's rows, where the call asks for them.
 void sample_best(const SampleParams& p, const SampleChunk& chunk, bool raw, cudaStream_t stream);
 // The kept sets of a shard's rows, which earlier launches have marked and counted.

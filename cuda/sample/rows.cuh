@@ -61,6 +61,9 @@ void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t s
   if (waiting == Waiting::kNever) {
     launch_finish<T, kExp, Finish::kOnly>(p, chunk, stream);
   } else if (waiting == Waiting::kRarely) {
+    if constexpr (!T::kPacked) {
+      if (p.process != nullptr) return finish_edited_rows<T, kExp>(p, chunk, stream);
+    }
     launch_finish<T, kExp, Finish::kWhole>(p, chunk, stream);
   } else {
     const bool by_share = cuts(p.top_p, 1.0f), by_count = p.top_k.data != nullptr || p.top_k.value > 0;

@@ -33,6 +33,7 @@ std::string plan_of(const SampleParams& p) {
 
 void sample(const SampleParams& p, int device, Stream stream) {
   check_sample(p, true);
+  if (p.process != nullptr) check_process_logits(*p.process, true);
   const DeviceGuard guard(device);
   if (!has_rows(p, stream)) return;
   note_plan([&] { return plan_of(p); });

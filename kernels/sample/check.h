@@ -5,6 +5,18 @@
 
 namespace rlk {
 
+constexpr int kMostListedK = 512;  // largest top_k that a list of a row's first columns serves, on CUDA
+// Whether CUDA's finishing blocks compute the edits of rows: a list cuts every row, and the mean row has few entries.
+constexpr std::int64_t kFewEditSlots = 2048, kMeanEntries = 640;
+inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits) {
+  const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
+  const bool by_list = p.top_k.data == nullptr && p.top_k.value > 0 && p.top_k.value <= kMostListedK &&
+                       p.top_k.value < p.valid_vocab && (p.order != SampleOrder::kSglang || !by_share);
+  return by_list && !p.greedy && p.is_greedy == nullptr && p.top_ids == nullptr &&
+         sample_leaf_slots(p.vocab_size) <= kFewEditSlots &&
+         edits.history_size + edits.bias_size <= kMeanEntries * p.num_rows;
+}
+
 // Checks that hold for whole rows and for shards.
 // takes_edited: whether the backend reads edited columns.
 inline void check_rows_of_sample(const SampleParams& p, bool takes_edited = false) {
@@ -16,6 +28,9 @@ inline void check_rows_of_sample(const SampleParams& p, bool takes_edited = fals
   RLK_CHECK(p.random_stream >= 0 && p.random_stream < kRandomStreams, "sample: the stream is in [0, 2^24)");
   RLK_CHECK(p.edited == nullptr || (takes_edited && p.dtype == DType::kFloat32 && p.edits != nullptr),
             "sample: CUDA alone takes edited columns, of float32");
+  RLK_CHECK(p.process == nullptr || (takes_edited && p.dtype == DType::kFloat32 && p.edited == nullptr &&
+                                     p.row_status == nullptr && finish_edits(p, *p.process)),
+            "sample: CUDA alone computes edits, of rows of float32 that a list cuts");
 }
 inline void check_results_of_sample(const SampleParams& p) {
   RLK_CHECK(p.kept_capacity >= 0 && (p.kept_ids != nullptr || p.kept_capacity == 0 || p.kept_offsets == nullptr),

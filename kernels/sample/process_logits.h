@@ -34,6 +34,7 @@ template <class Params>
 inline Params raw_pass(Params p) {
   p.allowed = nullptr;
   p.edited = nullptr;
+  p.process = nullptr;
   p.top_ids = p.raw_top_ids;
   p.top_logprobs = p.raw_top_logprobs;
   if (p.raw_logits == nullptr) return p;
@@ -90,6 +91,8 @@ class RowEdits {
                                               : row_span(team, p.history_offsets, p.history_size, row)),
         bias_(p.bias_offsets == nullptr ? RowSpan{0, 0, true} : row_span(team, p.bias_offsets, p.bias_size, row)) {}
 
+  RLK_DEVICE const RowSpan& history() const { return history_; }
+  RLK_DEVICE const RowSpan& bias() const { return bias_; }
   // Number of the row's entries.
   RLK_DEVICE std::int64_t entries() const { return history_.end - history_.begin + bias_.end - bias_.begin; }
   // Writes the faults that are known before an entry is read. The caller passes a barrier next.

@@ -141,6 +141,38 @@ def test_bad_rows_are_nan_and_touch_no_other(device: str, rng: np.random.Generat
     assert bad == [0, s.BAD_HISTORY, s.BAD_HISTORY, s.BAD_HISTORY, 0, 0]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("order", ["vllm", "hf", "sglang"])
+@pytest.mark.parametrize(("vocab", "rows"), [(90, 8), (5000, 8), (128_256, 40), (300_000, 8)])
+def test_edits_of_rows_that_a_list_cuts_have_the_bytes_of_the_cpu(
+    order: str, vocab: int, rows: int, rng: np.random.Generator
+) -> None:
+    """Rows of one value and of few; histories that are empty, too long for a list, or of a row's largest columns."""
+    x = logits_of(rng, rows, vocab)
+    x[0], x[1] = 0.5, x[1].round()
+    counts = rng.integers(0, 200, rows)
+    counts[2], counts[3], counts[4] = 0, 3000, min(vocab, 500)
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    ids = torch.from_numpy(rng.integers(0, vocab, int(offsets[-1])))
+    ids[offsets[4] : offsets[5]] = x[4].topk(int(counts[4])).indices
+    given = edits(rng, rows, min(vocab, 300)) | {"history": (ids, offsets, torch.rand(len(ids)) < 0.5)}
+    words = torch.from_numpy(rng.integers(-(2**31), 2**31, (rows, (vocab + 31) // 32)).astype(np.int32))
+
+    def put(v: Any) -> Any:
+        return tuple(map(put, v)) if isinstance(v, tuple) else v.cuda() if isinstance(v, torch.Tensor) else v
+
+    for how in (
+        {"top_k": 50},
+        {"top_k": 7, "top_p": 0.9, "min_p": 0.02},
+        {"top_k": 512, "valid_vocab": vocab - vocab // 9},
+    ):
+        for mask in ({}, {"allowed": words}):
+            here = given | how | mask | {"order": order, "temperature": 0.8}
+            want, got = draw(x, **here), draw(x.cuda(), **{n: put(v) for n, v in here.items()})
+            assert all(same(getattr(got, n), getattr(want, n)) for n in ("ids", "logprob", "raw_logprob", "status"))
+            assert rows_of(got) == rows_of(want)
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled(backend: str, device: str, rng: np.random.Generator) -> None:
     x, given = logits_of(rng, 5, 90).to(device), edits(rng, 5, 90, device)

@@ -207,6 +207,9 @@ struct SampleParams {
   // Edited columns and their z, as process_logits gives them, or null. All other columns take z from `logits`.
   const std::uint32_t* edited = nullptr;
   const float* edits = nullptr;
+  // Or the edits to compute, in host memory, where sample_edits_rows() allows it. Its outputs are then sample's workspace,
+  // and its status is part of sample's.
+  const ProcessLogitsParams* process = nullptr;
 };
 
 constexpr std::int64_t kPayloadHead = 16, kCandidateWords = 3;
@@ -263,6 +266,8 @@ void sample_merge(const SampleMergeParams& p, Device device, Stream stream);
 void sample(const SampleParams& p, Device device, Stream stream);
 void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
 bool sample_takes_edits(const SampleParams& p, Device device);  // whether these logits may have edited columns
+// Whether sample computes the edits of these rows itself.
+bool sample_edits_rows(const SampleParams& p, const ProcessLogitsParams& edits, Device device);
 
 // process_logits, then sample on its result. The logits are the inputs of `process`, whose outputs are unset. `draw`
 // has the other parameters of sample, with the sizes and the dtype of these logits.

@@ -1,0 +1,6 @@
+// Rows of sample whose edits their finishing blocks compute, compiled once per architecture and exponential.
+#include "edited_rows.cuh"
+
+namespace rlk::cuda::RLK_CUDA_ARCH {
+template void finish_edited_rows<RLK_PART>(const SampleParams&, const SampleChunk&, cudaStream_t);
+}  // namespace rlk::cuda::RLK_CUDA_ARCH
