@@ -99,12 +99,13 @@ class Forward {
              std::int64_t begin) {
     const AttentionLanes& lanes = attention_simd();
     const auto num_rows = static_cast<int>((queries.last - queries.first) * group_);
-    std::fill(k_.begin(), k_.end(), 0.0f);
+    // Keys before the window are +0; transpose() gives +0 for those after the last one.
+    std::fill_n(k_.begin(), (keys.first - begin) * read_.columns, 0.0f);
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
       read_.key(p_.k, p_.head_dim, span, j, task.kv_head, k_.data() + (j - begin) * read_.columns);
       read_.key(p_.v, p_.value_dim, span, j, task.kv_head, row(v_, j - begin));
     }
-    lanes.transpose(k_.data(), block_, p_.head_dim, read_.columns, transposed_.data());
+    lanes.transpose(k_.data(), static_cast<int>(keys.last - begin), p_.head_dim, read_.columns, transposed_.data());
     if (mma_) {
       read_values_in_use(span, begin, task.kv_head);
       mma_->multiply(q_.data(), num_rows, read_.columns, transposed_.data(), p_.head_dim, block_, scores_.data());
