@@ -48,8 +48,8 @@ def call_with_main_grad(
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     """Outputs of an operator that adds a gradient to main_grad, its first array."""
-    if _dispatch.is_tensor(arrays[op.leads - 1]):
-        return engine().accumulate(op, main_grad, arrays, how)
+    if _dispatch.is_tensor(main_grad) and (main_grad.requires_grad or engine().wants_grad(*arrays)):
+        raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
     return call(op, (main_grad, *arrays), how)
 
 
@@ -72,16 +72,12 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
     return frame, tuple(found)
 
 
-def frame_of(arrays: dict[str, Any], out: tuple[Any, ...] = (), sharded: str = "") -> Any:
+def frame_of(names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...] = (), sharded: str = "") -> Any:
     """The state of a call that has no autograd, with arrays of any framework. The first array leads. ``out`` are arrays
     for results."""
-    name, first = next(iter(arrays.items()))
-    if _dispatch.is_tensor(first):
-        engine()
-        from ._torch import TensorFrame
-
-        return TensorFrame(arrays, out, sharded)
-    frame = _dispatch.Frame(first, name)
+    if type(arrays[0]) in plain or _dispatch.is_tensor(arrays[0]):
+        return (loaded or _engine()).TensorFrame(names, arrays, out, sharded)
+    frame = _dispatch.Frame(arrays[0], names[0])
     _dispatch.match_torch_threads()
     return frame
 

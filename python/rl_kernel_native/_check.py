@@ -69,9 +69,10 @@ def parts(arrays: Any) -> list[Any]:
         found = list(arrays)
     except (TypeError, RuntimeError):  # an array without a dimension or a nested tensor raises this
         raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
-    for i, part in enumerate(found):
+    for part in found:
         if part is None:
-            raise TypeError(f"parts[{i}]: expected an array that speaks DLPack, got NoneType")
+            place = [x is None for x in found].index(True)
+            raise TypeError(f"parts[{place}]: expected an array that speaks DLPack, got NoneType")
     if len(found) not in (1, 2, 4, 8):
         raise ValueError(f"parts: expected 1, 2, 4 or 8 arrays, got {len(found)}")
     return found

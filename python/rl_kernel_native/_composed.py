@@ -1,4 +1,5 @@
-"""Autograd of an operator with a native first derivative and higher ones composed of torch's own operators."""
+"""Autograd of an operator by its description: a native first derivative, and higher ones, if any, from torch's own
+operators; or gradients that the forward of a loss has computed."""
 
 from __future__ import annotations
 
@@ -7,18 +8,19 @@ from typing import Any
 
 import torch
 
-from . import _main_grad
-from ._operator import Composed, Like, Operator
-from ._run import applied, named, refuse_constant, registered, straight
-from ._schema import title
+from . import _in_graph, _main_grad
+from ._native import module as _C
+from ._operator import Composed, Like, Operator, products
+from ._register import title
+from ._run import applied, refuse_constant, registered, straight
 from ._torch import (
     Eager,
+    apply_function,
     gradient,
     is_direct_gradient,
     is_grad_enabled,
     readable,
     require_tensors,
-    rows_of,
     with_memory,
 )
 from ._transforms import pulled, pushed, refuse_tangents
@@ -41,9 +43,13 @@ def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[
     return found
 
 
-def _require_addable(of: Any, d: Any, needs: Sequence[bool], main_grad: Any) -> None:
-    if d is not None and main_grad is not None and needs[of.of.index(of.accumulates)]:
+def _incoming(of: Any, i: int, d: Any, dtype: Any, asked: Sequence[bool], main_grad: Any) -> Any:
+    """An incoming gradient as an operand of the dispatcher."""
+    if d is None:
+        return None
+    if main_grad is not None and asked[of.of.index(of.accumulates)]:
         _main_grad.require_addable(d, main_grad)
+    return gradient(with_memory(d), dtype or d.dtype, of.incoming[i], of.dims)
 
 
 def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequence[Any]) -> Sequence[Any]:
@@ -55,7 +61,7 @@ def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequen
 
 
 def _saved(ctx: Any, of: Composed) -> list[Any]:
-    return [x if x is None or of.as_kept else rows_of(x) for x in ctx.saved_tensors]
+    return [x if x is None or of.as_kept else gradient(x, x.dtype) for x in ctx.saved_tensors]
 
 
 class Composing(Eager):
@@ -98,8 +104,7 @@ class Composing(Eager):
                     continue
                 direct = False
                 require_tensors(**{of.incoming[i]: d})
-                _require_addable(of, d, asked, main_grad)
-                given[i] = gradient(d, dtype or d.dtype, of.incoming[i], of.dims)
+                given[i] = _incoming(of, i, d, dtype, asked, main_grad)
         if not comes:
             return (None,) * len(needs)
         kept = (*likes, *ctx.saved_tensors)
@@ -152,13 +157,8 @@ def register_composed(op: Operator, of: Composed, derived: Any, tangents_of: Any
                 main_grad = ctx.how[-1] if of.accumulates is not None and len(ctx.how) > op.num_options else None
                 if main_grad is not None:
                     needs = asked_for(ctx, of, places, main_grad)
-                    for d in given:
-                        _require_addable(of, d, needs, main_grad)
                 *_, dtype, likes = ctx.state
-                rounded = [
-                    None if d is None else gradient(with_memory(d), dtype or d.dtype, name, of.dims)
-                    for d, name in zip(given, of.incoming, strict=True)
-                ]
+                rounded = [_incoming(of, i, d, dtype, needs, main_grad) for i, d in enumerate(given)]
                 results = list(derived(applied, rounded, [*likes, *_saved(ctx, of)], ctx.how, needs))
             for i, g in zip(places, results, strict=True):
                 found[i] = g
@@ -193,4 +193,95 @@ def register_composed(op: Operator, of: Composed, derived: Any, tangents_of: Any
         operands, constants = saved[: len(places)], saved[len(places) :]
         return lambda *given: tuple(function((*given, *constants), how)), operands
 
-    named(Forward, title(op), of.batch)
+    Forward.__name__ = Forward.__qualname__ = title(op)
+    _in_graph.callable_in_graph(Forward, of.batch)
+
+
+# ---- a loss whose forward also computes its gradients, as `kept` of _operator describes it ---------------------------
+
+
+class Kept(Eager):
+    """Eager autograd. The first backward returns the gradients that forward kept, scaled in place where needed. A later
+    backward, over a retained graph, computes them again."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Any:
+        *operands, (op, arrays, how) = given
+        loss = op.gradient.loss
+        ctx.wanted = (True, *ctx.needs_input_grad[1:-1])
+        found = straight(op, arrays, (*how[: op.num_options], *ctx.wanted))
+        ctx.save_for_backward(*(arrays if loss.scale is products else operands))
+        ctx.gradients, ctx.op, ctx.how = found[loss.outputs :], op, how
+        ctx.mark_non_differentiable(*found[1 : loss.outputs])
+        ctx.set_materialize_grads(False)
+        return found[: loss.outputs]
+
+    @staticmethod
+    def backward(ctx: Any, d_loss: Any, *_: Any) -> Any:
+        needs = ctx.needs_input_grad[:-1]
+        if d_loss is None:
+            return (None,) * len(ctx.needs_input_grad)
+        arrays, op = ctx.saved_tensors, ctx.op  # saved_tensors raises if arrays were changed in place
+        loss, found, how = op.gradient.loss, ctx.gradients, ctx.how
+        direct = not is_grad_enabled() and is_direct_gradient(d_loss)
+        if loss.scale is not products:
+            if direct and d_loss.layout is torch.strided:
+                return *loss.scale(straight, d_loss, found, how[: loss.reads]), None
+            d_loss = gradient(d_loss, torch.float32, loss.incoming)
+            return *scaled(op, applied, (d_loss,), (*found, *arrays), how), None
+        ctx.gradients = None
+        if found is None:
+            detached = [None if x is None else x.detach() for x in arrays]
+            found = straight(op, detached, (*how[: op.num_options], *ctx.wanted))[loss.outputs :]
+        if direct:
+            _C.scale_gradients(found[0], found[1] if len(found) > 1 else None, d_loss, 0)
+        else:
+            operands = [arrays[i] for i in op.gradient.of]
+            found = scaled(op, applied, (d_loss,), (*found, *operands), how)
+        return *(g if need else None for g, need in zip(found, needs, strict=True)), None
+
+
+def scaled(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: Any, wanted: Any = None) -> Any:
+    """The gradients times the loss's incoming gradient. ``arrays``: what the forward kept, then the operands, which
+    serve only to refuse a second derivative."""
+    of: Any = op.gradient
+    kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
+    d_loss = apply_function(None, "Once", op.name, given[0], *operands)
+    return tuple(of.loss.scale(applied, d_loss, kept, how[: of.loss.reads]))
+
+
+@_in_graph.callable_in_graph
+class Once(torch.autograd.Function):
+    """The gradient that comes in, or a tangent, with an error for its derivative along the operands of the loss."""
+
+    @staticmethod
+    def forward(name: str, d_loss: Any, *operands: Any) -> Any:
+        return d_loss.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name, ctx.count = inputs[0], len(inputs)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, d: Any) -> Any:
+        _refuse_second(ctx, ctx.needs_input_grad)
+        return None, d, *(None,) * (ctx.count - 2)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        _refuse_second(ctx, [t is not None for t in tangents])
+        return tangents[1]
+
+
+def tangent(op: Operator, call: Any, given: Sequence[Any], arrays: Sequence[Any], how: Any) -> tuple[Any, ...]:
+    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`scaled`. A gradient of
+    the tangent would take what the forward kept as constants."""
+    of: Any = op.gradient
+    kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
+    return (apply_function(None, "Once", op.name, of.loss.along(given, kept, how[: of.loss.reads]), *operands),)
+
+
+def _refuse_second(ctx: Any, along: Sequence[bool]) -> None:
+    if any(along[2:]):
+        raise RuntimeError(f"{ctx.name}: has no second derivative")

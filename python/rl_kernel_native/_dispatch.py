@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -206,6 +206,8 @@ class Frame:
     """The state of one call from a framework other than torch: its arrays as capsules, its stream, and its allocation
     of outputs."""
 
+    wanted = 0  # gradients, which no other framework asks for
+
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
         self._index = _place(array, name)[1]
@@ -250,6 +252,9 @@ class Frame:
         if capsule is None:
             raise TypeError(f"{name}: expected a DLPack capsule of {type(array).__name__}.__dlpack__, got NoneType")
         return capsule
+
+    def exports(self, arrays: tuple[Any, ...], names: Sequence[str], written: bool = False) -> tuple[Any, ...]:
+        return tuple(map(self.export_output if written else self.export, arrays, names))
 
     def export_array(self, array: Any, name: str) -> Any:
         """Like :meth:`export`, but refuses a number."""

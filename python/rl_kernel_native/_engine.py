@@ -15,19 +15,17 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import _composed, _in_graph, _kept, _main_grad
+from . import _composed, _in_graph, _main_grad
 from ._arithmetic import resolve_traced, resolve_traced_unit
 from ._described import check
 from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import Operator
-from ._register import LIBRARY, define, fake, implement
+from ._register import LIBRARY, apart, define, dtype_of, fake, implement, schema, title
 from ._run import is_differentiated, refuse_derivatives, straight, traced
-from ._schema import apart, dtype_of, schema, title
 from ._torch import (
     autocast,
     device_type,
-    functorch_active,
     is_autocasting,
     is_compiling,
     is_grad_enabled,
@@ -35,6 +33,7 @@ from ._torch import (
     memory,
     prepare,
     require_dense,
+    require_tensors,
     wants_grad,
 )
 from ._transforms import in_batches
@@ -48,8 +47,8 @@ def register(operators: Iterable[Operator]) -> None:
         if (of := op.gradient) is not None:
             backward, along = of.backward, of.tangents
             if of.loss is not None:
-                op.function = _kept.Kept
-                backward, along = functools.partial(_kept.backward, op), functools.partial(_kept.along, op)
+                op.function = _composed.Kept
+                backward, along = functools.partial(_composed.scaled, op), functools.partial(_composed.tangent, op)
             elif backward is not None:
                 op.function = of.eager() if of.eager else _composed.Composing
             _composed.register_composed(op, of, backward, along)
@@ -126,7 +125,9 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         arrays = _of_float32(op, arrays)
     wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: no direct call
     if op.in_context:
-        how = _numbers(op, arrays, how, wanted)
+        first = arrays[op.leads] if op.has_exp else None
+        device = "cpu" if first is None or first.is_cpu else device_type(first, op.arrays[op.leads].name)
+        how = op.resolved(how, device, wanted < 0 and is_compiling())
     if wanted == 0:
         return straight(op, arrays, how)
     if of is None:
@@ -143,14 +144,6 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
         return traced(op, arrays, how)
     found = op.function.run(*[arrays[i] for i in of.of], (op, arrays, how))
     return found if type(found) is tuple else (found,)
-
-
-def _numbers(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], wanted: int) -> tuple[Any, ...]:
-    """The options with the numbers of exp and unit."""
-    is_traced = wanted < 0 and is_compiling()
-    first = arrays[op.leads] if op.has_exp else None
-    device = "cpu" if first is None or first.is_cpu else device_type(first, op.arrays[op.leads].name)
-    return op.resolved(how, device, is_traced)
 
 
 def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -174,20 +167,6 @@ def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
     return call(op, arrays, (*how, of_gradient, main_grad))
 
 
-def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Calls an operator that adds a gradient to main_grad, for callers that compute backward by themselves."""
-    if wants_grad(*arrays) or (isinstance(main_grad, Tensor) and main_grad.requires_grad):
-        raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
-    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients((main_grad, *arrays))
-    if op.in_context:
-        how = _numbers(op, (main_grad, *arrays), how, wanted)
-    if wanted >= 0:
-        return straight(op, (main_grad, *arrays), how)
-    if functorch_active():
-        raise ValueError("main_grad: cannot be given under torch.func")
-    return traced(op, (main_grad, *arrays), how)
-
-
 def refuse_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
     """Refuses arrays that require a gradient, where the gradients are outputs."""
     for i in op.gradient.of if op.gradient else ():
@@ -207,3 +186,39 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
         raise TypeError(f"{op.arrays[-1].name}: expected a real number, got {number.dtype}")
     require_dense(number, op.arrays[-1].name)
     return (*arrays[:-1], number.to(torch.float32))
+
+
+class TensorFrame:
+    """The state of an eager call without autograd, as :class:`_dispatch.Frame` is for arrays of other frameworks."""
+
+    allocate, stream = None, 0
+
+    def __init__(self, names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...], sharded: str) -> None:
+        self._name, self._first = names[0], arrays[0]
+        self.wanted = wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)
+        for o in out:
+            if (wanted and wants_grad(*arrays)) or (isinstance(o, Tensor) and o.requires_grad):
+                raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
+        if wanted < 0:
+            leading: Any = {names[0]: arrays[0]}
+            require_tensors(**leading, sharded=sharded, optional=dict(zip(names[1:], arrays[1:], strict=True)))
+            if out:
+                raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
+            kind = type(arrays[0]).__name__
+            raise TypeError(f"{names[0]}: expected a plain torch.Tensor in eager mode, got {kind} or a trace")
+        prepare(arrays[0])
+
+    @property
+    def device(self) -> str:
+        return device_type(self._first, self._name)
+
+    def export(self, x: Any, name: str) -> Any:
+        return x
+
+    export_output = export
+
+    def exports(self, arrays: tuple[Any, ...], *_: Any) -> tuple[Any, ...]:
+        return arrays
+
+    def result(self, x: Any) -> Any:
+        return x

@@ -213,14 +213,10 @@ def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
     return Composed(of, loss=loss, constants=constants, **more)
 
 
-class Declared:
-    """Gives options the types that a schema declares. Errors name the option."""
-
-    def __init__(self, options: str) -> None:
-        self.options = tuple(tuple(option.split()) for option in options.split(", "))
-
-    def __call__(self, how: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(_declared(kind, name, x) for (kind, name), x in zip(self.options, how, strict=True))
+def declared(options: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """A function that gives options the types that a schema declares. Errors name the option."""
+    parts = tuple(tuple(option.split()) for option in options.split(", "))
+    return lambda how: tuple(_declared(kind, name, x) for (kind, name), x in zip(parts, how, strict=True))
 
 
 def _declared(kind: str, name: str, x: Any) -> Any:
@@ -254,7 +250,7 @@ class Operator:
             arrays instead. If left out, the extension's function of the operator's name.
         gradient: None for an operator without gradients, which treats its inputs as detached.
         schema_options: a function that converts options to the schema's form, for operators whose ``native`` accepts
-            other forms too. If it is None, :class:`Declared` checks options by the types that ``options`` declares.
+            other forms too. If it is None, :func:`declared` checks options by the types that ``options`` declares.
         follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the array whose device and framework the others must have.
@@ -285,7 +281,7 @@ class Operator:
         self.arrays = tuple(itertools.chain.from_iterable(map(Array.all_of, given)))
         names = self.options.split(", ")
         self.outputs = self.outputs or (lambda arrays, how: (arrays[self.leads].shape,) * len(self.dtypes))
-        self.schema_options = self.schema_options or Declared(self.options)
+        self.schema_options = self.schema_options or declared(self.options)
         self.in_context = tuple(
             (i, name == "int exp") for i, name in enumerate(names) if name in ("int exp", "int unit")
         )

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _in_graph, _torch
+from . import _torch
 from ._dispatch import count_write
 from ._native import module as _C
 from ._operator import Operator
-from ._schema import as_schema, is_number, title
+from ._register import as_schema, is_number, title
 from ._torch import apply_function, functorch_active, is_compiling, is_grad_enabled, require_tensors
 
 _ops = torch.ops.rl_kernel_native
@@ -75,8 +75,9 @@ def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
                 f"{a.name}: requires a gradient, which a cache does not keep; call under torch.no_grad() or pass "
                 f"{a.name}.detach()"
             )
-    if functorch_active() and not is_compiling():
-        raise ValueError(f"{op.arrays[op.written[0]].name}: cannot be written under torch.func")
+    written = op.arrays[op.written[0]].name
+    if functorch_active() and (written == "main_grad" or not is_compiling()):
+        raise ValueError(f"{written}: cannot be {'given' if written == 'main_grad' else 'written'} under torch.func")
 
 
 def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
@@ -107,8 +108,3 @@ def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[A
 def refuse_constant(op: Operator, of: Any, name: str) -> None:
     words = of.constants or f"requires a gradient, and {op.name} gives none"
     raise ValueError(f"{name}: {words}; pass {name}.detach()")
-
-
-def named(function: Any, name: str, batch: Any = None) -> None:
-    function.__name__ = function.__qualname__ = name
-    _in_graph.callable_in_graph(function, batch)

@@ -75,35 +75,6 @@ class Eager(torch.autograd.Function):
         cls.run = base.apply
 
 
-class TensorFrame:
-    """The state of an eager call without autograd, as :class:`_dispatch.Frame` is for arrays of other frameworks."""
-
-    allocate, stream = None, 0
-
-    def __init__(self, arrays: dict[str, Any], out: tuple[Any, ...], sharded: str) -> None:
-        name, first = next(iter(arrays.items()))
-        if out and (wants_grad(*arrays.values()) or any(isinstance(o, Tensor) and o.requires_grad for o in out)):
-            raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
-        if not is_direct(*arrays.values()):
-            others: Any = {name: x for name, x in arrays.items() if x is not first}
-            leading: Any = {name: first}
-            require_tensors(**leading, sharded=sharded, optional=others)
-            if out:
-                raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
-            kind = type(first).__name__
-            raise TypeError(f"{name}: expected a plain torch.Tensor in eager mode, got {kind} or a trace")
-        prepare(first)
-        self.device = device_type(first, name)
-
-    def export(self, x: Any, name: str) -> Any:
-        return x.detach() if isinstance(x, Tensor) else x
-
-    export_output = export
-
-    def result(self, x: Any) -> Any:
-        return x
-
-
 def is_batched(tensor: Tensor) -> bool:
     return functorch_active() or _is_legacy_batched(tensor)
 
@@ -137,15 +108,11 @@ def autocast_hint() -> str:
     return ""
 
 
-def refuse_jit_trace() -> None:
-    if not is_compiling() and _is_jit_tracing():
-        raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
-
-
 def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None, **required: Any) -> None:
     """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
     the device. ``sharded``: the call that a DTensor's owner may use instead."""
-    refuse_jit_trace()
+    if not is_compiling() and _is_jit_tracing():
+        raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
     first = next(iter(required.values()))
     for name, tensor in (*required.items(), *(optional or {}).items()):
         if tensor is None and name not in required:
@@ -180,14 +147,6 @@ def memory(x: Any) -> Any:
     return x.resolve_neg().detach() if isinstance(x, Tensor) else x
 
 
-def rows_of(tensor: Tensor) -> Tensor:
-    """An operand that autograd made, in a layout that kernels read: a copy where its last dimension is expanded or
-    strided, or more than two dimensions lead."""
-    if is_compiling():  # a trace may not read strides in a backward; a contiguous tensor is unchanged
-        return tensor.contiguous()
-    return readable(tensor)
-
-
 def readable(tensor: Tensor, dims: int | None = 3) -> Tensor:
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
@@ -208,9 +167,9 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int | None = 3) -> Tensor:
-    """An incoming gradient as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
+    """A tensor of autograd as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
     ``dims`` dimensions, with any strides before a contiguous last one."""
-    if is_compiling():
+    if is_compiling():  # a trace may not read strides in a backward; a contiguous tensor is unchanged
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:
         require_dense(dy, name)

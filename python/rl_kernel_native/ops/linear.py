@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import product_unit
-from .._dispatch import code_or_same
+from .._dispatch import code_or_same, dtype_code
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Engine
 from ..contract import (
@@ -45,6 +45,9 @@ _C = functions(
     linear_weight_grad="object*4, int, bool, int, object, int",
     tree_sum="object*2, int, object, int",
 )
+
+
+_MISSING = (None,) * 8  # parts of a tree
 
 
 def _allows_vendor(engine: str) -> bool:
@@ -186,7 +189,7 @@ def linear_weight_grad(
         return main_grad  # type: ignore[return-value]
     if out is None:
         return _call.call(WEIGHT_GRAD, (dy, x), (code, allow_vendor, None))[0]
-    frame = _call.frame_of({"dy": dy, "x": x}, (out,), SHARDED)
+    frame = _call.frame_of(("dy", "x"), (dy, x), (out,), SHARDED)
     arrays = (frame.export(dy, "dy"), frame.export(x, "x"), None, frame.export_output(out, "out"))
     _C.linear_weight_grad(*arrays, code, allow_vendor, product_unit(), frame.allocate, frame.stream)
     _dispatch.count_write(out)
@@ -271,10 +274,10 @@ def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype
         >>> rk.tree_sum([torch.ones(2), torch.full((2,), 2.0)])
         tensor([3., 3.])
     """
-    code = max(code_or_same(out_dtype, "out_dtype"), 0)
+    code = 0 if out_dtype is None else dtype_code(out_dtype, "out_dtype")
     found: list[Any] = _check.parts(parts)
-    arrays: tuple[Any, ...] = (*found, *[None] * (8 - len(found)), bias)
-    return _call.call(TREE_SUM, arrays, (code,))[0]
+    arrays = (*found, *_MISSING[len(found) :], bias)
+    return _call.call(TREE_SUM, arrays, (code, len(found)))[0]
 
 
 # ---- how far results may be off float64 ----------------------------------------------------------------------------

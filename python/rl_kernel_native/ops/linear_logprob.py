@@ -396,17 +396,17 @@ def linear_logprob_partial(
         target = scored_target(target, loss_mask, ignore_index)
     if not _dispatch.is_array(weight_shard):
         raise _cures.type_error("weight_shard", weight_shard, _cures.NO_ARRAY + type(weight_shard).__name__)
-    head: tuple[Any, ...] = (hidden, weight_shard, bias, lora_a, lora_b)
-    if _dispatch.is_tensor(hidden):
-        head = _call.engine().autocast(*head)
-        if _call.engine().wants_grad(*head):
-            raise ValueError(
-                "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it "
-                "under torch.no_grad(), or linear_logprob with process_group"
-            )
+    arrays: tuple[Any, ...] = (hidden, weight_shard, bias, lora_a, lora_b, target)
+    if _dispatch.is_tensor(hidden) and _call.engine().is_autocasting():
+        arrays = (*_call.engine().autocast(*arrays[:5]), target)
     names = ("hidden", "weight_shard", "bias", "lora_a", "lora_b", "target")
-    frame = _call.frame_of(dict(zip(names, (*head, target), strict=True)))
-    exported = tuple(map(frame.export, (*head, target), names)), _exported(frame, arguments)
+    frame = _call.frame_of(names, arrays)
+    if frame.wanted:
+        raise ValueError(
+            "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "
+            "torch.no_grad(), or linear_logprob with process_group"
+        )
+    exported = frame.exports(arrays, names), _exported(frame, arguments)
     how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, 0.0)
     stats = _C.linear_logprob_partial(*exported, how, (vocab_start, vocab_size), frame.allocate, frame.stream)
     return frame.result(stats)
@@ -415,22 +415,26 @@ def linear_logprob_partial(
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     """The target with ``ignore_index`` where ``loss_mask`` is zero, in its own framework and dtype."""
     ignored = _check.integer("ignore_index", ignore_index)
-    if _dispatch.is_tensor(target):
-        return _torch().scored_target(target, loss_mask, ignored)
-    for name, array in (("target", target), ("loss_mask", loss_mask)):
-        _dispatch.require_array(array, name)
-    if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
-        kinds = (type(target).__name__, type(loss_mask).__name__)
-        raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
-    xp = _dispatch.namespace(target, "target")
-    _check.mask_dtype("loss_mask", str(loss_mask.dtype))
+    is_torch = _dispatch.is_tensor(target)
+    if is_torch:
+        _torch().require_tensors(target=target, loss_mask=loss_mask)
+        xp: Any = _dispatch.torch_module()
+    else:
+        for name, array in (("target", target), ("loss_mask", loss_mask)):
+            _dispatch.require_array(array, name)
+        if type(loss_mask).__module__.partition(".")[0] != type(target).__module__.partition(".")[0]:
+            kinds = (type(target).__name__, type(loss_mask).__name__)
+            raise TypeError("loss_mask: expected an array of the framework of target, {}, got {}".format(*kinds))
+        xp = _dispatch.namespace(target, "target")
+    _check.mask_dtype("loss_mask", str(loss_mask.dtype).removeprefix("torch."))
     if tuple(loss_mask.shape) != tuple(target.shape):
         wanted = list(target.shape)
         raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
-    if str(target.dtype) not in ("int32", "int64"):
-        raise TypeError(f"target: expected dtype int32 or int64, got {target.dtype}")
-    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
-    return xp.where(loss_mask != 0, target, xp.full_like(target, ignored))
+    dtype = str(target.dtype).removeprefix("torch.")
+    if dtype not in ("int32", "int64"):
+        raise TypeError(f"target: expected dtype int32 or int64, got {dtype}")
+    _check.held_by("target", ignored, "ignore_index", dtype)
+    return xp.where(loss_mask != 0, target, ignored if is_torch else xp.full_like(target, ignored))
 
 
 # ---- how far results may be off float64 ----------------------------------------------------------------------------

@@ -12,8 +12,10 @@ from .._dispatch import count_write
 from .._native import module as _C
 from .._ranks import require_group
 from .._run import straight
-from .._torch import CODES, dtype_name, is_direct, prepare, require_dense, require_tensors
+from .._torch import CODES, is_direct, prepare, require_dense, require_tensors
 from .linear_logprob_traced import bits, native_backward
+
+__all__ = ["before", "contiguous", "require_tensors", "shard_of"]
 
 
 class Shard(NamedTuple):
@@ -128,15 +130,3 @@ def before(target: Tensor, cu_seqlens: Tensor) -> Tensor | None:
     if cu_seqlens.layout != torch.strided or cu_seqlens.device != target.device:
         return None
     return torch.arange(target.shape[0], device=target.device) < cu_seqlens[-1]
-
-
-def scored_target(target: Tensor, loss_mask: Any, ignored: int) -> Tensor:
-    require_tensors(target=target, loss_mask=loss_mask)
-    _check.mask_dtype("loss_mask", dtype_name(loss_mask.dtype))
-    if loss_mask.shape != target.shape:
-        wanted = list(target.shape)
-        raise ValueError(f"loss_mask: expected shape {wanted} (that of target), got {list(loss_mask.shape)}")
-    if target.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"target: expected dtype int32 or int64, got {dtype_name(target.dtype)}")
-    _check.held_by("target", ignored, "ignore_index", str(target.dtype))
-    return torch.where(loss_mask != 0, target, ignored)

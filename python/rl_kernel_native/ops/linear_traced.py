@@ -11,9 +11,10 @@ from .. import _check
 from .._arithmetic import AS_CALLED, IEEE
 from .._dispatch import option_code
 from .._native import module as _C
-from .._operator import Array, Composed, Declared, Operator, linear
+from .._operator import Array, Composed, Operator, declared, linear
 from .._transforms import rows
 
+_FLOAT32 = 0  # the extension's number
 SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
 
@@ -33,12 +34,6 @@ def sum_of(terms: Any) -> Any:
     return sum(present[1:], present[0]) if present else None
 
 
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
-
-
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     """Gradients of x, weight and bias. If main_grad is given, the weight's gradient is added to it."""
     (dy,), (bias, x, weight), engine = given, kept, _backwards(how[2:4])
@@ -54,13 +49,13 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
     """dbias, by default in float32, which autograd rounds to the dtype of the bias."""
-    return call(BIAS_GRAD, (dy,), (dtype or _float32(),))[0]
+    return call(BIAS_GRAD, (dy,), (dtype or _FLOAT32,))[0]
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
     """The output's tangent. It sums the tangents of the products in float32 and rounds once."""
     (dx, dweight, dbias), (x, weight, _) = along, operands
-    rows = (how[0], _float32(), *_backwards(how[2:4]))
+    rows = (how[0], _FLOAT32, *_backwards(how[2:4]))
     total = sum_of(
         None if a is None or b is None else call(LINEAR, (a, b, None), rows)[0] for a, b in ((dx, weight), (x, dweight))
     )
@@ -117,7 +112,7 @@ def _eager() -> Any:
 
 _ENGINE = "bool allow_vendor, int unit"
 _OPTIONS = f"int k_segments, ScalarType? out_dtype, {_ENGINE}"
-_declared = Declared(_OPTIONS)
+_declared = declared(_OPTIONS)
 
 
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
@@ -196,15 +191,23 @@ BIAS_GRAD = Operator(
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
     sharded=SHARDED,
 )
+
+
+def _native_tree_sum(arrays: Any, how: Any, *tail: Any) -> Any:
+    """In addition to the schema's options, an eager call has the number of parts."""
+    if len(how) > 1:
+        return (_C.tree_sum(list(arrays[: how[1]]), arrays[8], how[0], *tail),)
+    parts = [x for x in arrays[:8] if x is not None]
+    return (_C.tree_sum(parts, arrays[8], option_code(how[0], "out_dtype"), *tail),)
+
+
 TREE_SUM = Operator(
     "tree_sum",
     (*Array.list_of("parts", 8), "bias?"),
     "ScalarType out_dtype",
     schema_options=None,
     dtypes=(lambda how: how[0],),
-    native=lambda arrays, how, *tail: (
-        _C.tree_sum([x for x in arrays[:8] if x is not None], arrays[8], option_code(how[0], "out_dtype"), *tail),
-    ),
+    native=_native_tree_sum,
     gradient=linear(of=tuple(range(9)), incoming=("dy",), along=_tree_along),
     sharded=SHARDED,
 )

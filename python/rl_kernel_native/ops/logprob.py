@@ -184,18 +184,11 @@ def logprob(
         result = _call.call(FORWARD, (logits, target, given, kept_ids, kept_offsets), how)
         return result[0] if returns == LOGPROB else _selected(result, wanted, verify, check, target)
     out = _check.given_outputs(out, LogprobResult._fields, wanted)
-    frame = _call.frame_of({"logits": logits}, out)
-    result = _C.logprob(
-        frame.export(logits, "logits"),
-        frame.export(target, "target"),
-        _exported(frame, arguments),
-        resolve_exp(exp, frame.device),
-        returns,
-        tuple(frame.export_output(o, "out") for o in out),
-        frame.allocate,
-        frame.stream,
-    )
-    result = _native_results(frame, result, out)
+    frame = _call.frame_of(("logits",), (logits,), out)
+    arrays = frame.exports((logits, target), ("logits", "target"))
+    outputs = frame.exports(out, ("out",) * 5, True)
+    options = (_exported(frame, arguments), resolve_exp(exp, frame.device), returns, outputs)
+    result = _native_results(frame, _C.logprob(*arrays, *options, frame.allocate, frame.stream), out)
     return result if returns == LOGPROB else _selected(result, wanted, verify, check, target)
 
 
@@ -246,12 +239,12 @@ def logprob_partial(
     ignore_index = _check.integer("ignore_index", ignore_index)
     vocab_start, vocab_size = (_check.integer(*x) for x in (("vocab_start", vocab_start), ("vocab_size", vocab_size)))
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    if _dispatch.is_tensor(logits_shard) and _call.engine().wants_grad(logits_shard):
+    frame = _call.frame_of(("logits",), (logits_shard,))
+    if frame.wanted:
         raise ValueError(
             "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
             "call logprob_backward with the merged lse"
         )
-    frame = _call.frame_of({"logits": logits_shard})
     stats = _C.logprob_partial(
         frame.export(logits_shard, "logits"),
         frame.export(target, "target"),
@@ -303,7 +296,7 @@ def logprob_merge(
         tensor([-4.4908])
     """
     returns = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
-    frame = _call.frame_of({"stats": stats})
+    frame = _call.frame_of(("stats",), (stats,))
     given = (frame.export(stats, "stats"), frame.export(temperature, "temperature"))
     result = _native_results(frame, _C.logprob_merge(*given, returns, 0.0, 0, frame.allocate, frame.stream), None)
     return result if returns == LOGPROB else LogprobResult(*result)
@@ -353,7 +346,7 @@ def logprob_backward(
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
     rows = (lse, entropy, dlogprob, dlse, dentropy)
-    frame = _call.frame_of({"logits": logits})
+    frame = _call.frame_of(("logits",), (logits,))
     if out is not None and _dispatch.is_tensor(logits) and not _dispatch.is_tensor(out):
         raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     result = _C.logprob_backward(
@@ -377,13 +370,11 @@ def logprob_backward(
 
 def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments, with arrays (temperature, kept ids, kept offsets) as capsules."""
-    temperature, *numbers, kept_ids, kept_offsets = arguments
-    return (
-        frame.export(temperature, "temperature"),
-        *numbers,
-        frame.export(kept_ids, "kept ids"),
-        frame.export(kept_offsets, "kept offsets"),
-    )
+    if frame.allocate is None:  # torch's arrays stay as they are
+        return arguments
+    rows = (arguments[0], *arguments[6:])
+    temperature, *kept = frame.exports(rows, ("temperature", "kept ids", "kept offsets"))
+    return (temperature, *arguments[1:6], *kept)
 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from .. import _dispatch
 from .._native import module as _C
 from .._operator import Array, Composed, Operator
-from .._transforms import rows
+from .._transforms import pulled, rows
 
 # The options of logprob and linear_logprob about a row's logits.
 ROWS = (
@@ -101,8 +101,6 @@ def _composed_forward(operands: Any, how: Any) -> Any:
 
 
 def _composed_backward(operands: Any, how: Any) -> Any:
-    from .._transforms import pulled
-
     logits, dlogprob, dlse, dentropy, *constants = operands
 
     def outputs(x: Any) -> tuple[Any, ...]:
