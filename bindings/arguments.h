@@ -90,8 +90,8 @@ DType read_logits_dtype(int code, DType operands);  // float32, or the operands'
 // Reads a call's exp. Python has made `exp` a number, except in an eager call on a CUDA device, where it is the user's
 // own value. Any other value is refused, so that the general path in Python decides.
 Exp read_exp(nb::handle exp, Device device);
-// Refuses a shard that is not whole parts of rule 5. The message puts `names` before the padded width. `names` is
-// empty, or the argument that takes this width, followed by "=".
+// Refuses a shard that is not whole parts of rule 5. The message suggests a padded width and prints `names` before
+// it: nothing, or the argument that takes this width, followed by "=".
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 // Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);

@@ -61,8 +61,8 @@ struct Dtypes {
   constexpr Dtypes(std::initializer_list<DType> dtypes, const char* text) : names(text) {
     for (const DType t : dtypes) set |= 1u << static_cast<int>(t);
   }
-  // Every dtype that an operator knows, for an argument that is compared with another. With `any`, also others whose
-  // elements are 1, 2, 4, 8 or 16 bytes: their operators move bytes or only test for zero.
+  // Accepts every dtype that operators know; the caller compares it with another argument's. With `any`, it also
+  // accepts dtypes whose elements are 1, 2, 4, 8 or 16 bytes: their operators move bytes or only test for zero.
   constexpr Dtypes(const char* text, bool any = false) : set(~0u), names(text), moves(any) {}
   bool has(DType t) const { return set >> static_cast<int>(t) & 1; }
 

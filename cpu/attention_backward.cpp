@@ -267,7 +267,7 @@ class KeyGradients : Tiles {
     dk_chains_.clear();
     dv_chains_.clear();
     for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
-      // Steps of 16 count from key 0, so the first block may begin before query 0.
+      // Steps of 16 queries are aligned to the position of key 0, so the first block may begin before query 0.
       const std::int64_t n = span.position(queries.first), into = (n % kMmaStepK + kMmaStepK) % kMmaStepK;
       for (std::int64_t begin = queries.first - into; begin < queries.last; begin += kTileKeys) {
         block(span, keys, {begin, std::min(begin + kTileKeys, queries.last)}, h);

@@ -34,7 +34,7 @@ struct AttentionLanes {
   //   it.
   void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                    float* products);
-  // Turns a row's products with the keys that the row sees into scores, under a softcap.
+  // Applies the softcap to a row's products with the keys that it sees; the results are scores.
   void (*cap)(float* products, AttentionColumns sees, AttentionScores how);
   // The largest score of a row among the keys that it sees; NaN if any is NaN.
   float (*largest)(const float* scores, AttentionColumns sees);

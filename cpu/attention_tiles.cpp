@@ -20,7 +20,7 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
       std::string(" for ") + what + " " + std::to_string(b));
 }
 
-// `keys` is the range of keys whose pages are checked, numbered within a row of the table.
+// Checks the pages of `keys`, a range of keys that are numbered from the first key of the table's row.
 void check_pages(const AttentionInput& p, const char* name, const std::int32_t* table, std::int64_t stride,
                  std::int64_t row, AttentionRange keys) {
   if (keys.empty()) return;

@@ -454,8 +454,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     raise(0, top[0]);
     raise(1, top[1]);
   }
-  // attention_factor(before, m) without a branch. It is 0 if no key has contributed, since the sums are then 0, and if
-  // the row has failed.
+  // attention_factor(before, m) without a branch. It is 0 if the row has failed, or if no key has contributed (the
+  // sums are then 0).
   static __device__ __forceinline__ float factor_of(float before, float m) {
     const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);

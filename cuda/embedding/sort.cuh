@@ -3,11 +3,11 @@
 //
 // A stable radix sort by digits of the row, the least first; a pass is three kernels:
 // embedding_count_kernel: a block counts the digits of its tile. The first pass makes the keys from the ids.
-// embedding_begin_kernel: one block turns all counts, digit by digit, into positions for each tile's tokens of a digit.
+// embedding_begin_kernel: one block sums the counts: where each tile's tokens with each value of the digit begin.
 // embedding_scatter_kernel: a warp walks 256 keys in order, 32 at a time. match.any finds equal digits, which take
 //   positions in lane order. The last pass marks the rows that have a token.
 // Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one
-// item item. No result depends on the order in which blocks or warps run: the only atomics are integer sums. All
+// item. No result depends on the order in which blocks or warps run: the only atomics are integer sums. All
 // architectures share this source; each has its own machine code.
 #pragma once
 

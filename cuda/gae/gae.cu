@@ -167,7 +167,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
 
   const auto take_chunk = [&](LaneTokens<kKind, kWideMask>& next_tokens) {
     const int count = LaneTokens<kKind, kWideMask>::count_of(span.length, chunk, lane);
-    const unsigned counted = next_tokens.mask.bits(p.mask, count, arrays.vectors);  // first: its words leave registers
+    // Before the next load, to free the mask's words.
+    const unsigned counted = next_tokens.mask.bits(p.mask, count, arrays.vectors);
     const LaneTokens<kKind, kWideMask> tokens = next_tokens;
     next_tokens.load(arrays, span.length, chunk - kAhead * warps, lane);
     const bool is_whole = kHasWhole && whole.step != 0.0f && __all_sync(kAllLanes, counted == (1u << kLaneTokens) - 1);

@@ -76,7 +76,7 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&w)[4], int lan
   }
 }
 
-// Stores elements [0, count) of 16-bit pairs.
+// Stores the first `count` 16-bit elements of `w`, which holds two per word.
 template <int kWords>
 __device__ __forceinline__ void store_elements(std::uint16_t* to, const std::uint32_t (&w)[kWords],
                                                std::int64_t count) {

@@ -13,7 +13,8 @@ template <PolicyForm kForm>
 constexpr TermsKernel<PolicyBatch> kPolicyTerms =
     token_terms_kernel<PolicyBatch, kForm == PolicyForm::kClipped ? 2 : 1, PolicyTokenTerms<kForm>>;
 
-constexpr int kScaledVec4s = 4;  // per thread: few blocks begin sooner, which is most of the time if the factor is 1
+// Per thread. If the factor is 1, a block only begins and ends, so fewer blocks take less time.
+constexpr int kScaledVec4s = 4;
 __global__ void __launch_bounds__(kTokenThreads)
     scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {
   allow_next_kernel();

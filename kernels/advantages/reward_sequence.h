@@ -139,7 +139,7 @@ class RewardSequence {
         if (begin < 0 || begin > end || end > span_.length) return false;
         add_span(begin, end, in_global(p_.span_rewards)[i]);
       }
-      Gpu::wave_barrier();  // another lane may add next to a token that this lane added to
+      Gpu::wave_barrier();  // another lane may later add to the same token
     }
     return true;
   }

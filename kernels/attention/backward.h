@@ -57,8 +57,8 @@ struct AttentionBackwardShared {
 
   static constexpr int kColumnsOrRows = Tile::kBlock;
   static_assert(Tile::kRows <= kColumnsOrRows);
-  // Whether the sums of dq lie in shared memory. A tile of 64 columns would spill them; for wider tiles the LDS has no
-  // room.
+  // Whether the sums of dq lie in shared memory. In registers, a tile of 64 columns would spill them. Sums of wider
+  // tiles do not fit into LDS.
   static constexpr bool kSharesTotal = Tile::kColumns <= 64;
   static constexpr int kTotal = kSharesTotal ? Tile::kRows * Tile::kColumns : 0;
   static constexpr int kBytes = 2 * carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +

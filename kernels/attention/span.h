@@ -1,5 +1,5 @@
-// Places of a sequence's queries and keys, and which query sees which key. They follow from a call's lists, clamped to
-// its arrays. For every backend.
+// Places of a sequence's queries and keys, and which query sees which key. The call's lists give these places, clamped
+// to its arrays. For every backend.
 #pragma once
 
 #include <type_traits>

@@ -47,7 +47,7 @@ def not_traced(name: str, value: Any, wanted: str) -> Any:
 
 
 def number(name: str, value: Any) -> float:
-    """A Python number; an array of one element that is not traced is read."""
+    """Returns a Python number. Converts an array of one element that is not traced."""
     value = not_traced(name, value, "number")
     if isinstance(value, jax.Array) and value.shape == ():
         value = value.item()

@@ -118,8 +118,8 @@ class Composed:
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        composed: a function of the arrays ``of`` and the options. By torch's operators, it computes
-            the first outputs that are present. None where ``backward`` and ``tangents`` are given.
+        composed: a function of the arrays ``of`` and the options. It computes the call's first outputs
+            by torch's operators. None where ``backward`` and ``tangents`` are given.
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.

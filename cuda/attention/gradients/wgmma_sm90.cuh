@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(256)
 }
 
 // Writes +0 to the gradients of tokens of q and of k that are not in use, and of queries that see no key. With `has_nan`,
-// it looks for NaN in a column of dk: if a pair's ds is NaN, so are all columns of its key. A thread finds out whether
+// the kernel tests one column of dk: a NaN of ds makes all columns of its key's dk NaN. A thread finds out whether
 // its token is in use, and its warp clears. Tokens of q come first, then those of k.
 __global__ void __launch_bounds__(256)
     attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t q_tokens,

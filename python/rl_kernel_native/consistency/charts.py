@@ -62,7 +62,7 @@ def drift_chart(comparison: Comparison) -> Figure | None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         marks: dict[int, str] = {}
         for index, run in enumerate(comparison.runs):
-            # A line below another is wider, so that both are visible.
+            # Lines drawn earlier are wider, so that a line drawn over them leaves them visible.
             width = 1.2 + 2.2 * (len(comparison.runs) - 1 - index)
             style: Any = {
                 "color": _COLORS[index % len(_COLORS)],

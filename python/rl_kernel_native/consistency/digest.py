@@ -33,7 +33,8 @@ class DigestModel:
     Attributes:
         shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
         weights: by transformers' names, bfloat16, and rope.cos and rope.sin, float32 [positions, head_dim / 2].
-        exp: mode of the exponential in attention and log-probabilities. The hardware's is modelled only for sm_90.
+        exp: mode of the exponential in attention and log-probabilities. The CPU models the hardware's exponential
+            only for sm_90.
     """
 
     shape: dict[str, Any]

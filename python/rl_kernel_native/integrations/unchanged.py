@@ -113,7 +113,7 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             variable = name not in codes and name not in _imports(function.__code__.co_filename)
             if strange and variable:
                 continue  # a function of another package, such as flash attention's
-            # A function of the same file is compared under this name, an imported one under its name elsewhere.
+            # A function of this file is compared under `name`, an imported one by its qualified name.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)

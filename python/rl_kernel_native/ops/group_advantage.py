@@ -182,8 +182,8 @@ def group_advantage(
             NaN. None: the kind's.
         alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
             None: the kind's. Kinds without a statistic of the group refuse it. areal keeps the mean of a batch of one.
-        process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
-            with the bits of one rank that has them all. Reward groups may span ranks. A rank may have no sequence, but
+        process_group: a group of torch.distributed. The batch is all ranks' sequences in rank order, and results
+            have the bits of one rank with all sequences. Reward groups may span ranks. A rank may have no sequence, but
             all ranks must call. Reward groups are given by ids, or by a size. The host waits for the device once.
         return_stats: also return ``mean``, the subtracted value, and ``std``.
         return_status: also return ``status``, bits of :class:`GroupAdvantageStatus`, for dynamic sampling.

@@ -167,8 +167,8 @@ def linear_logprob(
         process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
             order. Every rank passes the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``,
             ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and all get the result, with the bits of one
-            rank that has the whole vocabulary. The gradient of ``lora_a`` is a rank's own share with any
-            ``dh_segments``: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
+            rank that has the whole vocabulary. Whatever ``dh_segments`` is, each rank gets a share of
+            ``lora_a``'s gradient: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
         vocab_start: global id of the weight's first row; it must be a cut of docs/numerics.md, rule 5 (equal shards if
             the vocabulary is a multiple of 64).
         vocab_size: number of columns on all ranks together. Default, without a group: the rows of ``weight``.

@@ -71,7 +71,7 @@ def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
 
 
 def _rollout_difference(xp: Any, spec: Any, d: Any, m: Any) -> Any:
-    """Returns d, a difference between the rollout's log-probability m and another. d becomes 0 if m is NaN and the spec
+    """Returns d, the difference of another log-probability from the rollout's m. d becomes 0 if m is NaN and the spec
     treats NaN as neutral."""
     return d if spec.rollout_nan == "nan" else xp.where(m != m, 0.0, d)
 

@@ -6,7 +6,7 @@
 //   exp2_stat      [-0.5, 0.5]       4       39.1 ulp (relative 2^-18.5), at -0x1.6537acp-3
 //
 // exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed by definition, so
-// that no backend's handling of subnormals decides a bit. 2^k is exact for every integer k.
+// that no backend's handling of subnormals decides a bit. The result is exact for integers from -126 to 127.
 // exp2 is not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
 // Coefficients come from tools/minimax.py for the relative error. Each coefficient is rounded to fp32 before the next
 // coefficient is solved
@@ -68,7 +68,7 @@ RLK_HD F exp2_normal(F x) {
 // 2^x for every x.
 template <class F>
 RLK_HD F exp2(F x) {
-  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // taken for NaN, too
+  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // -127 for NaN, too
   const F in_range = select(from_below < broadcast<F>(128.0f), from_below, broadcast<F>(128.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), exp2_normal(in_range));
 }

@@ -53,7 +53,7 @@ RLK_HD F expm1_normal(F z) {
 template <class F>
 RLK_HD F expm1(F x) {
   // The result is -1 at -20, and overflows at 89.
-  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // taken for NaN, too
+  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // -20 for NaN, too
   const F z = select(from_below < broadcast<F>(89.0f), from_below, broadcast<F>(89.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), expm1_normal(z));
 }

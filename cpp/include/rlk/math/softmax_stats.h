@@ -128,8 +128,8 @@ RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 // c of rule 4.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
-// The stats form of a root (kStatsFields floats), with one NaN and one zero. Without this, moments of underflown
-// products would be -0 or +0 by path, and NaN bits would depend on the hardware.
+// The stats form of a root (kStatsFields floats), with one NaN and one zero. Otherwise the sign of a moment that
+// underflows would depend on the code path, and the bits of NaN on the hardware.
 RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
   const float fields[] = {root.m, root.S, root.E, root.Q, target_z};
   for (int i = 0; i < kStatsFields; ++i) {

@@ -15,7 +15,7 @@
 
 namespace rlk {
 
-// The final form of a sum: no zero has a sign, and there is one NaN.
+// The final form of a sum: -0 becomes +0, and every NaN becomes canonical_nan().
 RLK_HD float finished_sum(float x) {
   const float sum = add_rn(x, 0.0f);
   return select(is_nan(sum), canonical_nan(), sum);

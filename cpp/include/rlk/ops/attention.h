@@ -203,8 +203,8 @@ struct AttentionParams : AttentionInput {
   void* workspace = nullptr;  // attention_workspace_bytes(...) bytes, 16-byte aligned
 };
 
-// seqused_k also counts keys that k and v do not hold. A GPU does not clamp this number, and rows do not see keys after
-// the arrays. Pages are not shared where absent_keys is not 0. Outputs are contiguous, and every element is written.
+// seqused_k also counts keys that k and v do not hold. A GPU does not clamp seqused_k, but no row sees keys behind the
+// end of k and v. Pages are not shared where absent_keys is not 0. Outputs are contiguous. Every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l
   float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, value_dim] or [num_splits, q_tokens, Hq, value_dim]: O

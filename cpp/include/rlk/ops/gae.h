@@ -27,9 +27,9 @@
 //   The block of a lane begins as (1, +0). Over its tokens, last to first, block becomes (c_t, d_t) . block. A token
 //   that does not count leaves the block as it is, or with `reset` makes it (0, +0).
 //   Then for h = 1, 2, 4, 8, 16: block_l becomes block_l . block_{l+h}, for all lanes at once, where l + h < 32.
-//   x after chunk k - 1 is advance(c, x after chunk k, d) with the block of lane 0 of chunk k. x after lane 31 is x
-//   after its chunk. x after lane l < 31 is advance(c, x after the chunk, d) with block_{l+1}. Within a lane, x_t
-//   follows as above.
+//   x after chunk k - 1 is advance(c, x after chunk k, d) with the block of lane 0 of chunk k. Lane 31 begins
+//   with x after its chunk. x after lane l < 31 is advance(c, x after the chunk, d) with block_{l+1}. Within a lane,
+//   x_t follows as above.
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A sequence has the same bits
 // in any batch, at any position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity that
 // counts affects its own sequence alone, at its token and at earlier tokens. An empty or wholly masked sequence gives

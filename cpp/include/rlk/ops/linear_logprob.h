@@ -10,9 +10,9 @@
 //   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded
 //             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
-// This is one accumulator. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16, then new
-// steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded in
-// this way.
+// One accumulator sums both products. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16,
+// then new steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded
+// in this way.
 //   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of
 //                a greedy row of ops/sample.h. `largest` is -1 where that row has a nonzero status (a NaN, +Inf, only
 //                -Inf,
