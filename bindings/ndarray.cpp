@@ -483,7 +483,7 @@ Caller::Fresh Caller::empty(Shape shape, ElementType type) const {
   DLTensor prototype{};
   prototype.device = device_of(device);
   prototype.ndim = static_cast<std::int32_t>(shape.size());
-  prototype.shape = const_cast<std::int64_t*>(shape.data());  // DLPack says that the allocator only reads it
+  prototype.shape = const_cast<std::int64_t*>(shape.data());  // DLPack says that the allocator only reads the shape
   prototype.dtype = {type.code, type.bits, type.lanes};
   DLManagedTensorVersioned* managed = nullptr;
   std::string error;

@@ -106,7 +106,7 @@ class Array {
 
  private:
   TensorView view_;
-  nb::handle object_;  // what Python passed; it outlives the call
+  nb::handle object_;  // the object that Python passed; the object outlives the call
   const char* name_;
   ElementType type_;
   bool is_described_ = false;

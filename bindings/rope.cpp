@@ -39,7 +39,7 @@ struct HeadsArgument {
   const Array& array;
   int axis = 0;
   Sizes tokens, in_strides, out_strides;
-  RopeHeads heads;  // its strides of tokens and y are not set
+  RopeHeads heads;  // the strides of tokens and y are not set
   std::int64_t head_dim = 0;
 };
 

@@ -384,7 +384,7 @@ RLK_FUNCTION(loss_mask_from_spans, (given, span_offsets, cu_seqlens), std::int64
 
 Marker read_marker(nb::list ids, const char*) {
   Marker m;
-  m.length = static_cast<std::int32_t>(nb::len(ids));  // Python has checked their number
+  m.length = static_cast<std::int32_t>(nb::len(ids));  // Python has checked the number of ids
   for (int i = 0; i < m.length; ++i) m.ids[i] = nb::cast<std::int64_t>(ids[static_cast<std::size_t>(i)]);
   return m;
 }

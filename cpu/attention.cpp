@@ -217,7 +217,7 @@ class Forward {
   int block_;  // in keys
   AttentionScores how_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
-  std::vector<float> sums_, total_;  // O of the split; O of all earlier splits
+  std::vector<float> sums_, total_;  // sums_: O of the split; total_: O of all earlier splits
   std::vector<AttentionColumns> sees_;
   std::vector<Row> rows_;
   std::optional<AttentionMma> mma_;

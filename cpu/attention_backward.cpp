@@ -206,7 +206,7 @@ class QueryGradients : Tiles {
  private:
   Tile q_, dout_, k_, v_;
   std::vector<float> scores_, dp_;
-  Tile dq_, chains_;  // sums over the earlier blocks; chains of one block
+  Tile dq_, chains_;  // dq_: sums over the earlier blocks; chains_: chains of one block
   std::vector<AttentionColumns> sees_;
 };
 

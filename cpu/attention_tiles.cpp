@@ -71,7 +71,7 @@ void check_attention_lists(const AttentionInput& p) {
   for (std::int64_t g = 0; g < p.num_groups; ++g) {
     check_count("prefix_lens", p.prefix_lens, g, p.page_size * p.max_prefix_pages, "group");
   }
-  AttentionInput places = p;  // before seqused shortens them
+  AttentionInput places = p;  // the sequences' places, before seqused shortens them
   places.seqused_q = places.seqused_k = nullptr;
   for (std::int64_t b = 0; b < p.num_sequences; ++b) {
     check_count("leftpad_k", p.leftpad_k, b, p.k_tokens);

@@ -13,7 +13,7 @@ enum class Isa {
 constexpr Isa kIsas[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
 
 const char* isa_name(Isa isa);  // "baseline", "avx2", "avx512": also the values of the environment variable RLK_CPU_ISA
-bool isa_supported(Isa isa);    // whether this CPU, its operating system and this build support it
+bool isa_supported(Isa isa);    // whether this CPU, its operating system and this build support the instruction set
 
 // The instruction set in use: set_isa's choice, else that of RLK_CPU_ISA, else the last supported entry of kIsas. An
 // invalid RLK_CPU_ISA throws InvalidArgument in every call until set_isa.

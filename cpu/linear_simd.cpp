@@ -43,7 +43,7 @@ void prepare_a(const LinearUnit& unit, float* a, std::int32_t* exponents, std::i
       const Floats x = load_bytes<Floats>(p);
       if (unit.arithmetic == Arithmetic::kGfx90a) {
         store_bytes(p, flushed_operand(x, unit.dtype));
-      } else {  // stored once for each column of a pair
+      } else {  // each exponent is stored twice, once for each column of a pair
         const Ints e = operand_exponent(x, unit.dtype);
         store_bytes(exponents + row * kPanelStride + i, (e & 0xffff) | (e << 16));
       }

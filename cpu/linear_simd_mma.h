@@ -169,7 +169,8 @@ RLK_HD void aligned_group(Floats sums[2], const float* a, const std::int32_t* a_
     if constexpr (Unit::kSumsAccumulator) {
       const Ints total = low[v] + high[v];
       if constexpr (Unit::kProducts == 16) {
-        outside = outside | Mask{((low[v].v ^ total.v) & (high[v].v ^ total.v)) < 0};  // these sums exceed 32 bits
+        // Marks the sums that exceed 32 bits.
+        outside = outside | Mask{((low[v].v ^ total.v) & (high[v].v ^ total.v)) < 0};
 #if !defined(__AVX512F__)
         outside = outside | too_large(total);
 #endif

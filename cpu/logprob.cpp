@@ -410,7 +410,7 @@ void logprob_merge(const LogprobMergeParams& p) {
         if (!is_nan(s[4])) target_z = s[4];
       }
       const SoftmaxStats root = tree_of(shards, p.num_shards);
-      const bool ignored = target_z == infinity() && root.m == -infinity();  // its temperature is then not read
+      const bool ignored = target_z == infinity() && root.m == -infinity();  // the row's temperature is then not read
       const float temperature = p.temperature && !ignored ? p.temperature[row] : p.temperature_value;
       LogprobOutputs o = logprob_outputs(root, target_z, temperature);
       if (p.label_smoothing != 0.0f && !ignored) {

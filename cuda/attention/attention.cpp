@@ -158,7 +158,8 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
   const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma}, mixed = {AttentionKernel::kMixed};
   const bool mixes = may_mix(p) && fits_plan(p, mixed, capability);
-  const auto fits = [&] { return fits_plan(p, wgmma, capability); };  // called only where the plan depends on it
+  // Called only where the plan depends on the answer.
+  const auto fits = [&] { return fits_plan(p, wgmma, capability); };
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     if (fits_plan(p, groups, capability)) return groups;
     const SplitGrid grid(p);

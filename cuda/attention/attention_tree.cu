@@ -11,7 +11,7 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 namespace {
 
-constexpr int kPathThreads = 1024;  // one block: each of its few passes over the segments needs the one before
+constexpr int kPathThreads = 1024;  // one block: each of its few passes over the segments needs the pass before
 
 __global__ void __launch_bounds__(kPathThreads)
     attention_paths_kernel(const __grid_constant__ AttentionInput p, std::uint32_t* table) {

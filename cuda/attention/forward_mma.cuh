@@ -108,7 +108,7 @@ class MmaForward {
     // Tokens outside every sequence have no offsets to read.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
-    __syncthreads();  // the next segment overwrites memory that this one reads
+    __syncthreads();  // the next segment overwrites memory that the current segment reads
     return segment.last;
   }
 
@@ -179,7 +179,7 @@ class MmaForward {
     const int parity = block / Tile::kKeys % 2;
     for (int i = threadIdx.x; i < Tile::kKeys; i += Tile::kThreads) {
       const int j = block + i;
-      const bool used = j < span.num_keys;  // unseen keys, too: a matrix unit multiplies them
+      const bool used = j < span.num_keys;  // true for unseen keys, too: a matrix unit multiplies these keys
       offsets(0, parity)[i] = used ? key_offset(p_, p_.k, span, j) : kZeroRow;
       offsets(1, parity)[i] = used ? key_offset(p_, p_.v, span, j) : kZeroRow;
     }

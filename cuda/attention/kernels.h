@@ -75,7 +75,7 @@ constexpr std::int64_t kFewRows = 32;
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16, kSharedRows = 64;
-  std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for all sequences
+  std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for the tiles of all sequences
   std::int64_t splits;  // largest number of splits of any sequence
   // Whether rows of a group read shared splits together, 64 at a time. This pays off if groups have at least
   // kSharedRows rows on average; half as many suffice for kGroups.
@@ -159,8 +159,8 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
 // The plans of a backward.
 enum class GradientKernel : std::int32_t {
-  kPasses,  // one pass for dq, one for dk and dv; serves every call
-  kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls of the forward's kWgmma
+  kPasses,  // one pass computes dq, another dk and dv; serves every call
+  kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls that the forward's kWgmma serves
   kParts,   // kWgmma with a separate job for each query head of a key head, if it has several; no trees, and at
             // most 128 columns
 };
@@ -180,7 +180,7 @@ struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
   std::int64_t slack;               // slots between packed sequences
   std::int64_t of_sequence, slots;  // tiles of queries: of one unpacked sequence; of all sequences
-  std::int64_t key_blocks;          // blocks of keys of a sequence, or of all if packed
+  std::int64_t key_blocks;          // blocks of keys per sequence, or of all sequences if packed
   // A job has a block of keys, and all of its query heads or one of them. block_jobs: blocks times key heads.
   std::int64_t block_jobs, parts, jobs;
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes

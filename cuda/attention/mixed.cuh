@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(128)
     if (p.by_token) sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, unit);
     if (sequence < p.num_sequences) tokens = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
   }
-  wait_for_previous_kernel();  // also where there is nothing to merge, since the next kernel waits only for this one
+  wait_for_previous_kernel();  // also without results to merge, since the next kernel waits only for this kernel
   if (tokens.last - tokens.first > p.few || tokens.empty()) return;
   const AttentionSpan span(p, sequence);
   const std::int64_t first_result = p.by_token ? 0 : sequence * p.few - tokens.first, head = warp % p.num_q_heads;
@@ -106,7 +106,7 @@ class MixedLaunches {
     auto* const totals = reinterpret_cast<float4*>(static_cast<float*>(p_.workspace) + grid_.totals_at);
     if (kHasTotals) call.totals = totals;
     auto* const counters = static_cast<std::uint32_t*>(p_.workspace);
-    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter hands them out
+    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter hands out tiles
       call.all_blocks = static_cast<int>(std::min<std::int64_t>(likely, grid_.is_decode ? part : all));
       launch_tiles<Tile, kExp, false>(call, call.all_blocks);
       launch_splits(true, true, nullptr);

@@ -117,7 +117,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   // What happens to a thread's two rows at the end of a tile.
   struct RowEnds {
     float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // a factor of 1 changes no sum
-    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all or none
+    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all bits or none
   };
 
   static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
@@ -319,7 +319,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         if (j < Tile::kSharedFours) merge_sums(j);
-        if (kIsLean) __syncwarp();  // keeps ptxas from loading more at once than registers hold
+        if (kIsLean) __syncwarp();  // keeps ptxas from grouping more loads than the registers hold
         if (kAhead && j < kKeyTiles) exponentiate<kScalesAhead>(j, 1);
       }
       if constexpr (kIsTight) pack();  // the registers of scores then hold totals
@@ -517,7 +517,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     for (int i = 0; i < Tile::kScores; ++i) {
       if (i / 2 % 2 == 0) continue;
       s_[i] = fma_rn(s_[i], c_, addend_[1]);
-      asm volatile("" : "+f"(s_[i]));  // else the compiler would move it behind the wait
+      asm volatile("" : "+f"(s_[i]));  // else the compiler would move the fma behind the wait
     }
   }
   __device__ __forceinline__ void pack(int j) {
@@ -626,7 +626,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
   __device__ __forceinline__ void store(const WgmmaWork& work, const RowEnds& ends) {
-    bool exists[2];  // whether the row belongs to this sequence
+    bool exists[2];  // for each row of the thread: whether the row belongs to this sequence
 #pragma unroll
     for (int r = 0; r < 2; ++r) exists[r] = first_row_ + 8 * r < work.places;
     constexpr int kAtOnce = Totals::kFetched;
@@ -639,7 +639,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
       float4 before[kAtOnce];
       const bool is_outer = first >= Tile::kSharedFours;
-      if (is_outer) {  // the next totals are loaded while these are stored
+      if (is_outer) {  // the next totals are loaded while the current totals are stored
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) before[j] = fetched_[j];
         fetch_totals(first + kAtOnce);
@@ -686,11 +686,11 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   float2* const row_totals_;  // m and l of each row's total
   const float c_;
   int thread_, first_row_;
-  RingPosition at_, before_at_;  // the next keys, and the block before them
+  RingPosition at_, before_at_;  // positions of the next block of keys, and of the block before that block
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
   float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
-  float2 late_;  // factors of the sums, if these are rescaled late
+  float2 late_;  // factors of the sums, if the sums are rescaled late
   float m_total_[2], l_total_[2];
   float s_[Tile::kScores];
   std::uint32_t weights_[Tile::kKeys / 16][4];

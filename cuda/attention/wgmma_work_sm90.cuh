@@ -46,12 +46,13 @@ struct PageBoxes {
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;  // blocks of queries per sequence; if packed, slots for all sequences
+  std::int32_t blocks;  // blocks of queries per sequence; if packed, slots for the blocks of all sequences
   std::int32_t heads;   // heads, times sequences if not packed
   PageBoxes pages;
   std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; number of tiles of these heads
-  std::uint32_t* counter;            // tiles taken beyond each block's first; null: each block has one tile
-  float4* totals;                    // [blocks of threads, kOuterFours, kRowThreads], for tiles with totals in L2
+  // Number of tiles taken after the first tile of each thread block; null: each thread block has one tile.
+  std::uint32_t* counter;
+  float4* totals;  // [blocks of threads, kOuterFours, kRowThreads], for tiles with totals in L2
 };
 
 // Trees also have maps of parts: boxes of eight keys.
@@ -61,9 +62,11 @@ struct WgmmaTreeCall : WgmmaCall {
 // Mixed batches: one launch takes all tiles, or two share a counter of tiles.
 struct WgmmaMixedCall : WgmmaCall {
   static constexpr std::uint32_t kStoringWarps = 10;  // warps of a block of threads that store results
-  std::int32_t first_block, all_blocks;               // blocks of threads of an earlier launch; of all launches
-  std::uint32_t* done;  // warps of the first of two launches that have stored their results; null: there is one launch
-  bool waits;           // whether this launch is the last one before the merge, which waits only for it
+  // Thread blocks of an earlier launch; thread blocks of all launches.
+  std::int32_t first_block, all_blocks;
+  // Number of warps of the first launch that have stored their results; null: there is no second launch.
+  std::uint32_t* done;
+  bool waits;  // whether this launch is the last one before the merge, which waits only for this launch
 };
 template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
@@ -73,9 +76,9 @@ using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
 // computes it for all warps.
 struct alignas(16) WgmmaWork {
   std::int32_t sequence, head;
-  std::int32_t token, places, queries;  // token of the first place; places and queries from there on
+  std::int32_t token, places, queries;  // token of the first place; number of places and of queries from this place on
   std::int32_t position;                // number of the key at the first query's place
-  std::int32_t k_token, num_keys;       // the sequence's first token of k, and its keys
+  std::int32_t k_token, num_keys;       // the sequence's first token of k; number of the sequence's keys
   std::int32_t first_key, last_key;     // the range of keys that any query of the tile sees
   std::int32_t all_first, all_last;     // the range of keys that every query sees
   std::int32_t split_end;               // one past the split that holds first_key
@@ -125,7 +128,7 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   std::int64_t query = std::int64_t{block} * kQueries, places = p.q_tokens;
   if (p.cu_seqlens_q != nullptr) {
     work.head = head;
-    std::int64_t low = 0, high = p.num_sequences;  // finds the last sequence that begins at or before it
+    std::int64_t low = 0, high = p.num_sequences;  // finds the last sequence that begins at or before `block`
     while (high - low > 1) {
       const std::int64_t middle = (low + high) / 2;
       (first_query_slot<kQueries>(p, middle) <= block ? low : high) = middle;
@@ -285,7 +288,8 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
 // A block of keys that lie in several runs has parts of eight keys. Lane i < 16 has the first token of part i, if the
 // part lies in one run.
 constexpr int kPartKeys = 8;
-constexpr std::int32_t kNoPart = -2, kMixedPart = -1;  // past the last key; several runs, or a key without a token
+// kNoPart: past the last key; kMixedPart: several runs, or a key without a token.
+constexpr std::int32_t kNoPart = -2, kMixedPart = -1;
 template <class Tile, class Params>
 __device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const WgmmaWork& work, int block) {
   const int row = threadIdx.x % 32 * kPartKeys, key = block + row;

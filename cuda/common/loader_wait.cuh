@@ -10,7 +10,7 @@ namespace rlk::cuda {
 namespace {  // one count per translation unit
 
 __device__ unsigned arrived_loaders;
-constexpr unsigned kLoaderRound = 1024;  // one round adds this much; a launch has fewer blocks
+constexpr unsigned kLoaderRound = 1024;  // the blocks of one round together add kLoaderRound; a launch has fewer blocks
 
 // A full ring of stages lasts this long, so products continue during the wait. A block may be absent because another
 // kernel has its multiprocessor. A wait for an absent block ends after this time.

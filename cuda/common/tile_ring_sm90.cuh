@@ -37,7 +37,7 @@ struct OneWarpgroupTile {
 // these phases both warpgroups keep step, so that the ring prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
-  std::uint32_t base, full, empty;  // stages of [A, B], and their barriers
+  std::uint32_t base, full, empty;  // addresses of the stages of [A, B], and of the stages' barriers
   int stages;
   RingPosition at;
 

@@ -18,7 +18,7 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
-constexpr int kWindow = 16;    // items per block; the block sums the rows that begin among them
+constexpr int kWindow = 16;    // items per block; the block sums the rows that begin among these items
 constexpr int kZeroRows = 32;  // rows per block
 constexpr int kRunTokens = 1 << kEmbeddingRunBits;
 constexpr int kRunLevels = 3;

@@ -28,7 +28,7 @@ using EmbeddingKey = std::uint64_t;
 
 constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 consecutive tokens, 8 groups
 constexpr int kEmbeddingLongRun = 16;   // runs of at least this many tokens get their own blocks
-constexpr int kEmbeddingDigitBits = 9;  // bits of the row index that one pass sorts by, at most
+constexpr int kEmbeddingDigitBits = 9;  // greatest number of row-index bits that one pass sorts by
 constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
 constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
 constexpr int kEmbeddingItemTile = 1024;

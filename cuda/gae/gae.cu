@@ -96,10 +96,10 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 // all such chunks of a call.
 struct WholeChunk {
   static constexpr int kStages = 5;
-  float step = 0.0f;              // 0: these chunks take the general scan
+  float step = 0.0f;              // 0: whole chunks take the general scan
   float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
   float total = 0.0f;             // coefficient of the chunk
-  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after it; unused for the last lane
+  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after this lane; unused for the last lane
 
   // Coefficients near the subnormals, which the host may round differently, take the general scan, and so do
   // coefficients that a step may cut to 0.

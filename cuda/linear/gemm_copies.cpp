@@ -10,8 +10,9 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
-constexpr std::int64_t kTogether = 256;  // a part's rows are a multiple of this: whole tiles, and D stays aligned
-constexpr std::int64_t kFewest = 256;    // with fewer rows or columns of D, copies cost more than they save
+// A part's number of rows is a multiple of kTogether: whole tiles, and D stays aligned.
+constexpr std::int64_t kTogether = 256;
+constexpr std::int64_t kFewest = 256;  // with fewer rows or columns of D, copies cost more than they save
 // Up to this number of rows of D, ordinary loads of B cost less time than a copy of B. The limit is lower if rows begin
 // at odd elements, whose loads take more time.
 std::int64_t most_loaded(const GemmOperand& b) {

@@ -14,7 +14,7 @@ struct FewRowsLaunch {
   GemmLaunch gemm;
   RowStreams weight, x;
   int slice_rows;  // weight rows of a block, a multiple of 16
-  int slices;      // slices of all weight rows
+  int slices;      // number of slices that hold all weight rows
   int pieces;      // pieces of 256 bytes that the contraction fills
   // Number of loading warps that copy a piece together, 1 or 4. In short slices each warp copies its own pieces, so
   // that the warps overlap their waits and their computation of addresses. In long slices such pieces would arrive too

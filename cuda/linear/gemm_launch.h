@@ -23,8 +23,8 @@ constexpr int kPieceVectors = 1024;  // vectors of 16 bytes that a warp copies a
 struct CopiedOperand {
   std::uint64_t from;
   uint4* to;
-  std::int64_t stride, pitch;               // bytes of `from`, vectors of `to`
-  int rows, columns, vectors;               // vectors: of a row of the copy
+  std::int64_t stride, pitch;               // stride of `from` in bytes; pitch of `to` in vectors
+  int rows, columns, vectors;               // `vectors`: number per row of the copy
   std::uint64_t first_vector, last_vector;  // the operand's whole vectors of 16 bytes lie between these addresses
 };
 struct CopiedOperands {
@@ -33,15 +33,15 @@ struct CopiedOperands {
   std::uint32_t* done;     // [panels of A, then of B, ranges]: finished pieces
   int panels_a, panels_b;  // tiles along A's and B's rows
   int wave_a, wave_b;      // panels that a wave of tiles reads
-  int waves, waves_b;      // waves, and those that read the first wave_a panels of A
+  int waves, waves_b;      // number of waves, and of the waves that read the first wave_a panels of A
   int ranges;
 };
 
 struct GemmLaunch {
   void* d;                        // [rows, columns]
   const void* bias;               // [columns], or null
-  const float* addend;            // [rows, columns], or null; Combine::kContinue: the sums begin with it
-  const std::int32_t* row_limit;  // rows of d (input gradient) or of the contraction (weight gradient); null: all
+  const float* addend;            // [rows, columns], or null; Combine::kContinue: the sums begin with the addend
+  const std::int32_t* row_limit;  // rows of d (input gradient) or of the contraction (weight gradient); null: all rows
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // shape of d
   int k_steps;        // stages of the contraction
@@ -52,7 +52,7 @@ struct GemmLaunch {
   int tiles_a, tiles_b;  // tiles of clusters, along the rows of A and of B
   int group_a;           // consecutive clusters along A's rows, which share L2
   int stages;
-  int prefetched_steps;  // stages of weights that a block prefetches while the previous kernel still runs
+  int prefetched_steps;  // number of weight stages that a block prefetches while the previous kernel still runs
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
@@ -67,8 +67,8 @@ constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_
 
 // How the sums of chunks are combined.
 enum class Combine : std::uint8_t {
-  kAdd,       // each is added to d in memory; the first sum is added to the addend, if given
-  kFold,      // sums are added in registers instead
+  kAdd,       // each sum is added to d in memory; the first sum is added to the addend, if given
+  kFold,      // the sums are added in registers, not in memory
   kTree,      // rule 2's tree
   kContinue,  // there is one chunk, whose sums begin with the addend
 };

@@ -132,7 +132,7 @@ class OperandLoad {
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
   const int to_;
-  int inside_;  // rows of the tile inside the extent, or elements of this thread's chunk of each row inside it
+  int inside_;  // number inside the extent: of the tile's rows, or of the elements in this thread's chunk of each row
   const bool vector_;
   bool whole_;  // stages of kStageK are copied without tests of the extent
 };

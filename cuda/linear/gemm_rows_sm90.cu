@@ -24,7 +24,8 @@ void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream
 
 template <class T, int kTiles, int kUnit>
 void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  const int rows = plan.tile_m + 8 * kTiles;  // each has 2 KB of shared memory, or 1 KB if there are many
+  // Each row takes 2 KB of shared memory, or 1 KB if there are more than 96 rows.
+  const int rows = plan.tile_m + 8 * kTiles;
   rows <= 96 ? run_few_rows<T, kTiles, kUnit, 3>(p, plan, stream) : run_few_rows<T, kTiles, kUnit, 2>(p, plan, stream);
 }
 template <class T, int kTiles>

@@ -212,7 +212,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   typename Product::Step s[2];
   const auto take_stage = [&] {
     copy_async_wait_at_most<Tile::kMostStages - 2>(g.stages - 2);
-    __syncthreads();  // the stage is visible to all threads; all have read the previous stage, which a load replaces
+    // The stage is visible to all threads; all threads have read the previous stage, which a load replaces.
+    __syncthreads();
     product.load_step(s[0], base + slot * Tile::kStageBytes, 0);
   };
   const auto next_stage = [&] {

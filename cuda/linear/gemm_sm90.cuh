@@ -284,9 +284,10 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       }
       if (!Tile::kPlacesAhead) place_next();
     }
-    if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();  // no block exits while its boxes are being read
+    // No block exits while TMA still reads the block's boxes.
+    if constexpr (Tile::kBoxStores) wait_for_stored_boxes<0>();
   }
-  if (g.cluster > 1) {  // no block exits while another may still write into it
+  if (g.cluster > 1) {  // no block exits while other blocks may still write into its shared memory
     cluster_arrive();
     cluster_wait();
   }

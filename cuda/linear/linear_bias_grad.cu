@@ -17,7 +17,7 @@ class RowWalk {
  public:
   __device__ __forceinline__ RowWalk(const RowLayout& rows, std::int64_t row) : rows_(rows) {
     std::int64_t outer = 0, inner = row;
-    if (row >= rows.inner) {  // both below 2^32
+    if (row >= rows.inner) {  // row and rows.inner are below 2^32
       outer = static_cast<std::uint32_t>(row) / static_cast<std::uint32_t>(rows.inner);
       inner = static_cast<std::uint32_t>(row) % static_cast<std::uint32_t>(rows.inner);
     }

@@ -25,7 +25,7 @@ constexpr int kHandedFragments = 8;    // fragments per row: half a leaf
 struct alignas(16) PairShared {
   float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
-  float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for either warpgroup
+  float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for each warpgroup
   PairWork work[PairTile::kWarpgroups];           // in shared memory, since the accumulators take the registers
   int pairs_before[PairTile::kWarpgroups];        // pairs in the warpgroup's earlier PairWork items
   std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;

@@ -22,7 +22,7 @@ constexpr int kGradientStaging = kStoreBoxBytes;  // bytes of a warpgroup; the r
 template <class Row>
 struct alignas(16) GradientRow {
   Row row;
-  int target;  // column of the product; -1 if the target is not among its columns
+  int target;  // the target's column in the product; -1 if the product does not contain the target's column
   bool empty;
 };
 
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       for (int i = 0; i < Tile::kFragment; ++i) d[0][i] = d[1][i];
     }
   }
-  wait_for_stored_boxes<0>();  // no block exits while its boxes are being read
+  wait_for_stored_boxes<0>();  // no block exits while TMA still reads the block's boxes
 }
 
 template <class T, Exp kExp, bool kRounded, class Row>

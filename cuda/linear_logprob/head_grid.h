@@ -11,7 +11,7 @@ namespace rlk::cuda {
 
 constexpr int kSmallM = 64;            // rows of one warpgroup, for which there is a separate kernel
 constexpr int kHeadTileColumns = 256;  // columns per tile: two leaves
-constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of its tree
+constexpr int kStripTiles = 8;         // a strip is an aligned run of 16 leaves of a part: one node of the part's tree
 constexpr int kStripColumns = kStripTiles * kHeadTileColumns;
 
 struct HeadColumns {

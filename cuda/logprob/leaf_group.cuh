@@ -127,7 +127,7 @@ struct GroupCopy {
         copy_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRound, from + i * kRound);
       }
     };
-    const int left = (end >> 4) - lane;  // whole chunks from this lane's first on
+    const int left = (end >> 4) - lane;  // number of whole chunks, from this lane's first chunk on
     if (lane >= begin / 16 && 0 < left) copy(0);
     if (end - begin == kRounds * kRound) {
 #pragma unroll

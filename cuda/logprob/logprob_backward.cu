@@ -56,9 +56,9 @@ template <class T>
 struct Segment {
   const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
-  int first;   // column of vector 0; a row's first vector may begin before it
+  int first;   // column of vector 0; a row's first vector may begin before the row
   int valid;   // columns of the row with a gradient; 0 if the row is ignored or has no gradient
-  int target;  // target column, -1 if it is not in the row
+  int target;  // target column; -1 if the row does not contain this column
 
   __device__ __forceinline__ int column(int i) const {
     return first + (i * kBackwardThreads + static_cast<int>(threadIdx.x)) * Vector<T>::kColumns;

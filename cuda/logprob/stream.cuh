@@ -54,7 +54,7 @@ struct Divisor {
 
 // Inputs of a row that its groups share.
 struct alignas(16) StreamRow {
-  const void* logits;   // the address that its global column 0 would have
+  const void* logits;   // the address that the row's global column 0 would have
   float c;              // log2e / temperature
   std::int32_t status;  // status bits known before a logit is read, or kIgnoredRow
 };

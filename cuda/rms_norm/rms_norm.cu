@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
   const float rstd = rms_norm_rstd(row_sum<kAnyThreads>(lanes, of_warps), p.columns, p.eps);
   if (p.rstd != nullptr && threadIdx.x == 0) p.rstd[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
-  const Storage* h = residual != nullptr ? new_residual : x;  // this thread's own writes
+  const Storage* h = residual != nullptr ? new_residual : x;  // the thread reads only its own writes to new_residual
   Storage* y = static_cast<Storage*>(p.y) + p.y_rows.offset(row);
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {

@@ -28,10 +28,11 @@ RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors);
 
 // Shared memory of the plan that streams: a ring of stages, each with a token's queries, keys and angles.
 struct RopeStages {
-  static constexpr int kMost = 16, kWrites = 2;          // stages; tokens whose stores may still read their stage
+  // Greatest number of stages; number of tokens whose stores may still read a stage.
+  static constexpr int kMost = 16, kWrites = 2;
   static constexpr int kBlocks = 2, kBytes = 110 << 10;  // blocks of a multiprocessor; bytes of a block
   std::int64_t q_bytes, k_bytes;
-  std::int64_t row_bytes;  // one row of cos or of sin; a stage has one row of each for every section
+  std::int64_t row_bytes;  // bytes of one row of cos or of sin; for every section a stage has one row of each table
   std::int64_t bytes, stages;
 
   explicit RopeStages(const RopeParams& p)

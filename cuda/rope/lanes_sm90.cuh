@@ -91,7 +91,7 @@ struct LaneAngles {
       of_sin = static_cast<std::uint32_t>(id) * g.sin_inner;
     }
     const bool second = !kInterleaved && unit >= g.half;
-    const bool exchanges = p.transposed && !g.per_pair;  // takes the sines of the pairs' other columns
+    const bool exchanges = p.transposed && !g.per_pair;  // whether the lane takes the sines of the pairs' other columns
     if (!exist) {
       cos.fill_nan(0, kVec8);
       sin.fill_nan(0, kVec8);

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kRopeThreads)
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // each unit before it has two columns
+      const int column = unit + g.rotated;  // each of the first g.rotated units has two columns
       y[column] = x[column];
       continue;
     }

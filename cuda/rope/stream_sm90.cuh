@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kStreamThreads + 32, RopeStages::kBlocks)
   const int lane = static_cast<int>(threadIdx.x) / s.units, unit = static_cast<int>(threadIdx.x) - lane * s.units;
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), head_dim = static_cast<int>(p.head_dim);
   const int column_a = unit * kVec8, column_b = column_a + static_cast<int>(p.rotary_dim) / 2;
-  constexpr int kTurns = T::kPacked ? 2 : 1;  // heads at once; two of float32 would spill
+  constexpr int kTurns = T::kPacked ? 2 : 1;  // heads at once; two heads of float32 would spill
   RingPosition at;
   for (unsigned token = blockIdx.x; token < p.num_tokens; token += gridDim.x) {
     mbarrier_wait_block(memory.loaded(at.stage), at.phase);

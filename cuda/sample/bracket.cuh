@@ -171,7 +171,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     }
     far = __reduce_add_sync(kAllLanes, far);
     if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
-    total = block_sum<kThreads>(total, reinterpret_cast<float*>(s_.counts[0]));  // its barrier ends the counting
+    // The barrier in block_sum ends the counting.
+    total = block_sum<kThreads>(total, reinterpret_cast<float*>(s_.counts[0]));
     // Each thread sums neighbouring bins; the first thread has the bins of the least mass.
     constexpr int kOwnBins = kDigitBins / kThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;

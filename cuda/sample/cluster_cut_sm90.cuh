@@ -30,16 +30,17 @@ struct ClusterShared {
   static constexpr int kGroups = kSteps * kRowGroups;  // groups of a block
   static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
 
-  std::uint64_t bins[kDigitBins];                      // masses of the block's columns
-  std::uint64_t sums[kBinsOfBlock];                    // masses of all blocks, in the bins of this block
-  std::uint64_t parts[kBlocks * kClusterWarps];        // sums over kBinsOfWarp bins each, of all blocks
-  std::uint64_t unused[kWarp];                         // takes what columns without mass add
-  std::uint64_t found[kMostAtCut];                     // ranks of the block's columns in the cut's bin
-  std::uint64_t list[kMostAtCut], masses[kMostAtCut];  // those of all blocks
-  uint4 masks[kGroups][kGroupLeaves];                  // kept columns
+  std::uint64_t bins[kDigitBins];                // masses of the block's columns
+  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, in the bins of this block
+  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum per kBinsOfWarp bins, from all blocks
+  std::uint64_t unused[kWarp];                   // columns without mass add to these words
+  std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
+  // Ranks of all blocks' columns in the cut's bin, and their masses.
+  std::uint64_t list[kMostAtCut], masses[kMostAtCut];
+  uint4 masks[kGroups][kGroupLeaves];  // kept columns
   float2 nodes[kGroups][kGroupLeaves];
   float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
-  float2 roots[kMostSlots / kWarp];                // the groups of all blocks
+  float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
   int2 columns[kGroups];                           // first column and part's end of the block's groups
   float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
   std::uint32_t open[kSteps][kClusterThreads];
@@ -129,7 +130,7 @@ class ClusterCut {
   // The thread's columns: four at a time, kClusterThreads apart. They lie behind the block's other values.
   __device__ __forceinline__ float4* columns() const { return reinterpret_cast<float4*>(&s_ + 1) + threadIdx.x; }
   struct Place {
-    int first, columns;  // the lane's leaf; without a column, `columns` is 0 or negative
+    int first, columns;  // the lane's leaf; `columns` is 0 or negative if the leaf has no column
   };
   __device__ __forceinline__ Place place_of_leaf(int step) const {
     const int2 columns = s_.columns[group_of(step)];
@@ -265,7 +266,7 @@ class ClusterCut {
     float unit = 1.0f;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
-      const float scale = kDigitBins / (high - low);  // infinite if the first step finds one z or almost one
+      const float scale = kDigitBins / (high - low);  // infinite if all z of the first step are equal or almost equal
       if (is_first) {
         add_masses(high, scale);
       } else {

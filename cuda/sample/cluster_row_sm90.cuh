@@ -184,7 +184,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
       }
       if (waits) meet();
     }
-    if (!draws) cluster_arrive_relaxed();  // the ids that follow are of no concern to other blocks
+    if (!draws) cluster_arrive_relaxed();  // other blocks do not read the ids that are written below
     if (waits) begin = s_.begin;
     if (has_sets && kept > 0 && begin >= 0) {
 #pragma unroll 1

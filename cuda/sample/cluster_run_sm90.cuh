@@ -50,7 +50,7 @@ int cluster_bytes(int groups) {
 template <class T, Exp kExp, int kBlocks>
 std::int64_t held_clusters(int groups) {
   using OfSteps = std::array<std::atomic<int>, ClusterShared<kBlocks>::kSteps>;
-  static std::array<OfSteps, kMaxDevices> known{};  // the number plus one
+  static std::array<OfSteps, kMaxDevices> known{};  // the number of clusters plus one; 0: not known yet
   const int device = current_device();
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
   std::atomic<int>& of_device = known[device][cluster_steps<kBlocks>(groups) - 1];

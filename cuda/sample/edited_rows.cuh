@@ -300,7 +300,8 @@ class RowListEdits {
   static_assert(sizeof(SampleShared::counts) >= 4 * (kBinsAt + kRowThreads));
   __device__ __forceinline__ std::uint32_t* count() const { return s_.base.chunk_counts; }
   __device__ __forceinline__ std::uint32_t* found() const { return s_.base.chunk_counts + 1; }
-  __device__ __forceinline__ std::uint32_t* full() const { return s_.base.chunk_counts + 2; }  // not all columns fit
+  // Not 0 if not all columns fit.
+  __device__ __forceinline__ std::uint32_t* full() const { return s_.base.chunk_counts + 2; }
   // The largest key of each leaf's edits, after and before them; 0 for none. A list replaces these arrays.
   __device__ __forceinline__ std::uint32_t* after() const { return reinterpret_cast<std::uint32_t*>(s_.base.list); }
   __device__ __forceinline__ std::uint32_t* before() const { return after() + kFewEditSlots; }

@@ -27,7 +27,7 @@ __device__ __forceinline__ void select_row(const SampleParams& p, const SampleCh
   if constexpr (kByCount) {
     const SampleRow want = sample_row_of<PlainMemory>(p, chunk.first + i);
     if (want.top_k > 0 && want.top_k < p.valid_vocab)
-      selection_of(hidden(i)).run_first();  // its bounds serve only top_k
+      selection_of(hidden(i)).run_first();  // the bounds of run_first() serve only top_k
     __syncthreads();
   }
   selection_of(i).run_truncate();
@@ -201,7 +201,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     std::uint64_t before = 0;
     if (!place_.is_first()) {
       if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kThreads - kWarp);
-      before = block_sum<kThreads>(before, &s_);  // until this barrier, the first warp may still draw
+      before = block_sum<kThreads>(before, &s_);  // the first warp may still draw until the barrier in block_sum
     }
     if (thread() == 0) {
       s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);

@@ -33,10 +33,10 @@ __global__ void __launch_bounds__(kHeadDrawThreads)
   const SampleRow want = sample_row_of<PlainMemory>(p, row);
   const int num_slots = kNumParts << map.height, num_roots = (num_slots + kWarp - 1) / kWarp;
   const auto* const nodes = reinterpret_cast<const float2*>(all_nodes + row * row_floats);
-  const auto* const columns = nodes + num_slots;  // the drawn column of each leaf, and its z
+  const auto* const columns = nodes + num_slots;  // the drawn column of each leaf, and the column's z
   __syncthreads();
   int passes = 2;
-  asm volatile("" : "+r"(passes));  // so that both passes run the same instructions
+  asm volatile("" : "+r"(passes));  // hides the number of passes, so that both passes run the same instructions
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const bool rehearses = pass == 0;

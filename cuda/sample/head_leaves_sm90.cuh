@@ -60,7 +60,7 @@ __device__ __forceinline__ void round_logits(const LeafLaunch& g, float (&d)[kFr
 struct LeafDraw {
   float z;
   int column;
-  bool mine;  // this lane has them
+  bool mine;  // whether this lane has the column and its z
 };
 
 // Draws a column of the leaf for row h of the lane. The four lanes of a quad hold two chains each. m: reference of the

@@ -65,7 +65,8 @@ class KeptPlace {
     for (std::int64_t k = from; k < i_; k += step) {
       sum += static_cast<std::uint64_t>(published_count(chunk_.states + k));
     }
-    if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();  // before this block changes `closed`
+    // Orders these reads before this block's change of `closed`.
+    if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();
     return sum;
   }
   // Writes the row's offset, in the thread that published the count. before: the sum of the counts of all earlier rows.

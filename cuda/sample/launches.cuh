@@ -26,7 +26,7 @@ namespace {  // one copy per architecture
 
 // The arrays of a chunk's i-th row.
 struct ChunkRow {
-  std::int64_t row;  // its number in the call
+  std::int64_t row;  // the row's number in the call
   std::uint32_t* mask;
   SampleState* state;
   std::uint64_t* firsts;

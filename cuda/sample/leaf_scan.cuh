@@ -25,8 +25,8 @@ class LeafScan {
     float2 nodes[kWarp];
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
-    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // z and place of columns in the bracket, of one warp
-    uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of the leaves' columns, of one warp
+    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // one warp's columns in the bracket: z and place
+    uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of the columns in one warp's leaves
   };
 
   // together: the warps of a block share one group and its results. shared: an element for each warp.
@@ -124,7 +124,7 @@ class LeafScan {
   // z of the lane's columns, with -Inf for missing ones. at: the leaf's number in the group.
   __device__ __forceinline__ void load(int i, const LeafSpan& leaf, int at, float (&z)[kLeafSteps]) const {
     const Storage* const from = logits_ + leaf.first + chain_;
-    if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from where its z lies
+    if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from the array that holds the column's z
       const std::int64_t row = work_.chunk.first + i;
       const float* const edits = p_.edits + row * p_.vocab_size + leaf.first + chain_;
       std::uint32_t words[kMaskWords];
@@ -405,7 +405,7 @@ class LeafScan {
   Group group_ = {};
   int first_ = 0, columns_ = 0,
       leaves_ = 0;     // first column of such a group; number of the part's columns from there on; leaves of the group
-  LeafSpan own_ = {};  // the lane's leaf, and its slot
+  LeafSpan own_ = {};  // the lane's leaf, and the leaf's slot
   int slot_ = 0;
   const Storage* logits_ = nullptr;
 };

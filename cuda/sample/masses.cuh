@@ -14,7 +14,7 @@ namespace {  // one copy per architecture
 struct Bracket {
   std::uint64_t above, total;  // mass of the columns with z >= high; mass of all columns
   float low, high, largest;    // the bracket, and the row's largest z
-  std::uint32_t listed;        // columns in the list, or too many for it
+  std::uint32_t listed;        // number of columns in the list, or a number above the list's capacity
 };
 __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64_t i) {
   static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // a row that has a bracket has no first ranks
@@ -104,7 +104,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
                                                      std::uint32_t (&words)[kMaskWords]) {
   using Exponential = Chains<kExp, false>;
   const float addend = Exponential::addend(row.m);
-  constexpr int kSums = 4;  // additions that do not wait for each other
+  constexpr int kSums = 4;  // number of sums whose additions do not wait for one another
   MassSum total[kSums], above[kSums];
 #pragma unroll
   for (int k = 0; k < kMaskWords; ++k) {

@@ -93,7 +93,7 @@ __device__ __forceinline__ void edit_few(const EditTeam& team, const ProcessLogi
 // holds their words.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid_constant__ ProcessLogitsParams p) {
-  extern __shared__ std::uint32_t bits[];  // a bit per column, set if it is edited
+  extern __shared__ std::uint32_t bits[];  // one bit per column, set if the column is edited
   __shared__ std::uint32_t found;
   __shared__ EditTable table;
   const EditTeam team;

@@ -107,7 +107,7 @@ __device__ __forceinline__ void mask_of_turns(const ToolMaskParams& p, const Id*
     if (warps == 1) carried = open;
   }
 }
-__global__ void __launch_bounds__(32 * kTurnWarps, 4)  // without the 4, ptxas spills
+__global__ void __launch_bounds__(32 * kTurnWarps, 4)  // without this minimum of 4 blocks ptxas spills
     tool_mask_kernel(const __grid_constant__ ToolMaskParams p, int warps) {
   p.dtype == DType::kInt64 ? mask_of_turns(p, static_cast<const std::int64_t*>(p.ids), warps)
                            : mask_of_turns(p, static_cast<const std::int32_t*>(p.ids), warps);

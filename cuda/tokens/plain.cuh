@@ -69,7 +69,7 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   float x[16];
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = from[4 * i];
-  __syncwarp();  // before the next kept value overwrites these
+  __syncwarp();  // every lane has read `kept`, which the next values overwrite
 #pragma unroll
   for (int distance = 1; distance < 16; distance *= 2) {
 #pragma unroll
@@ -202,7 +202,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Vec4>(value);
     Vec4Mask taken = copies.mask(stage, Terms::mask(p).is_float);
-    copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what it has read itself
+    copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what the lane itself has read
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {
 #pragma unroll

@@ -61,7 +61,7 @@ struct AttentionGpu {
     if (vectors) {
 #if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
-#else  // g++ would apply this to the other branch, too
+#else  // g++ would apply the alignment of 16 to the other branch, too
       __builtin_memcpy(x.v, from, sizeof x.v);
 #endif
     } else {

@@ -16,7 +16,7 @@ constexpr int kCopyUnits = 4;  // units per thread
 // Sort: a block is one wave, which reads its tile in order.
 constexpr int kSortThreads = 64;
 constexpr int kSortTile = 1024;  // tokens
-constexpr int kDigitBits = 9;    // bits of the row index that one pass sorts by, at most
+constexpr int kDigitBits = 9;    // greatest number of row-index bits that one pass sorts by
 constexpr int kDigits = 1 << kDigitBits;
 constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
 constexpr int kBeginThreads = 256;

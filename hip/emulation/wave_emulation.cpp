@@ -98,7 +98,7 @@ void begin_context(Context& context, unsigned char* stack, std::size_t bytes, vo
 struct Lane {
   Context context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
-  int thread = 0;  // number in its block
+  int thread = 0;  // the lane's thread number in its block
   // The operation that the lane waits for.
   Meeting meeting = Meeting::kEnd;
   SourceLocation here;
@@ -203,7 +203,7 @@ bool same_place(const Lane& a, const Lane& b) {
          (a.here.file_name() == b.here.file_name() || std::strcmp(a.here.file_name(), b.here.file_name()) == 0);
 }
 
-using Wave = Lane* const*;  // kWave of them
+using Wave = Lane* const*;  // pointers to the kWave lanes of a wave
 
 // Multiplies in either matrix shape, by the shape's lane layout. An output adds its products in ascending k, in the
 // unit's groups.

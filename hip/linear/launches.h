@@ -39,7 +39,7 @@ constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs that use sm
 struct GemmOperand {
   const void* data;
   RowLayout rows;
-  bool vectors;  // rows are whole vectors of the size that a lane loads at once, aligned to it
+  bool vectors;  // whether each row consists of whole, aligned vectors of the size that a lane loads at once
 };
 constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
 constexpr int kAcrossRows = 4;  // elements that a lane loads at once from each of four rows across the tile

@@ -213,7 +213,7 @@ RLK_DEVICE void rope_elements_kernel(const RopeParams& p, const RopeGrid& g, std
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // each unit before it has two columns
+      const int column = unit + g.rotated;  // each of the first g.rotated units has two columns
       y[column] = x[column];
       continue;
     }

@@ -24,7 +24,7 @@ struct SampleTeam {
   };
   static constexpr int kLanes = 8, kAhead = 1;
   static constexpr bool kEdits = false;
-  static constexpr bool kSearchesByZ = false;  // its code would need more scalar registers than there are
+  static constexpr bool kSearchesByZ = false;  // the search's code would need more scalar registers than a wave has
   RLK_DEVICE int thread() const { return thread_id(); }
   static constexpr int threads() { return kSampleThreads; }
   RLK_DEVICE void barrier() const { block_barrier(); }

@@ -10,7 +10,7 @@ struct TokenGpu {
   static constexpr int kLanes = kWave;
   static constexpr bool kReadsAgain = true;
   static constexpr bool kFewAtOnce = false;  // reading few sums at once would take scratch memory on gfx942
-  using Tokens = float;                      // conditions of four tokens would need more SGPRs than there are
+  using Tokens = float;                      // conditions of four tokens would need more SGPRs than a wave has
   // Reads `p` from the kernel's argument memory at each use. Otherwise the compiler would keep more numbers over a loop
   // than there are SGPRs. `p` must be the kernel's whole first argument, not another object or a part of it.
   template <class Params>

@@ -31,7 +31,7 @@ inline int spread_parts(const Sequences& q, int tile) {
 
 struct alignas(16) SpreadSpan {
   std::int32_t begin, end;
-  float reward, combined;  // outputs of each of its tokens, if tokens have no rewards of their own
+  float reward, combined;  // outputs of each token of the span, if tokens have no rewards of their own
 };
 struct SpreadShared {
   MaskShared mask;
@@ -41,7 +41,7 @@ struct SpreadShared {
   // One value per wave: the number of spans from the first invalid one on; whether spans do not overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
   float reward, cost, lagrange;  // the sequence's values, as given
-  float blank, blank_combined;   // initial value of its tokens: NaN if its offsets are bad
+  float blank, blank_combined;   // initial value of the sequence's tokens: NaN if the sequence's offsets are bad
 };
 
 template <class Gpu>

@@ -237,7 +237,7 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
       for (int i = 0; i < Tile::kSums; ++i) dq[i] = total(r, i);
       this->store(used, dq, p_.softmax_scale, p_.dq, head_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next segment writes what this one reads
+    Gpu::barrier();  // the next segment overwrites what the current segment reads
     return scene.end;
   }
 
@@ -371,7 +371,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
       this->store(used, dk_[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
       this->store(used, dv_[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next segment writes what this one reads
+    Gpu::barrier();  // the next segment overwrites what the current segment reads
     return scene.end;
   }
 
@@ -400,7 +400,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
           dv[r][i] = add_rn(dv[r][i], dv_[r][i]);
         }
       }
-      Gpu::barrier();  // the next segment writes what this one reads
+      Gpu::barrier();  // the next segment overwrites what the current segment reads
     }
     const AttentionBackwardScene scene = *s_.scene;
 #pragma unroll
@@ -410,7 +410,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
       this->store(true, dk[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
       this->store(true, dv[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next tile writes what this one reads
+    Gpu::barrier();  // the next tile overwrites what the current tile reads
   }
   // Finds the tile's segment again, by its keys.
   RLK_DEVICE std::int64_t own_segment() const {

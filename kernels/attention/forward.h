@@ -105,7 +105,7 @@ class AttentionForward {
       finish();
     }
     const std::int64_t end = s_.scene->end;
-    Gpu::barrier();  // the next segment writes what this one reads
+    Gpu::barrier();  // the next segment overwrites what the current segment reads
     return end;
   }
 

@@ -111,7 +111,7 @@ RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const 
     }
     Gpu::barrier();
     total = first == 0 ? sums[0] : add_rn(total, sums[0]);
-    Gpu::barrier();  // they are written again
+    Gpu::barrier();  // the next iteration overwrites `sums`
   }
   if (thread != 0) return;
   const float gradient = sub_rn(0.0f, total);

@@ -332,7 +332,7 @@ struct PolicyStatisticsTerms : EverySum {
     F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     const bool is_weighted = p.token_weight.data != nullptr;
     if (is_weighted) product = scaled_by(product, in[kWeight]);
-    sum[kStatPositive] = select(a <= zero, zero, product);  // taken for NaN, too
+    sum[kStatPositive] = select(a <= zero, zero, product);  // `product` if a is NaN, too
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
@@ -414,7 +414,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
 
 // Forms of the pass over tokens. A simpler form holds fewer values in registers.
 enum class PolicyForm {
-  kClipped,   // PPO's clip of a token's ratio, without importance weights and selected tokens
+  kClipped,   // PPO's clip of a token's ratio, with neither importance weights nor selected tokens
   kTokens,    // any term of a single token
   kSequences  // also sums of the first pass
 };
@@ -514,7 +514,7 @@ struct PolicyTokenTerms : EverySum {
         counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // the advantage of a masked token is
                                                                                    // 0
     sums->count[kCountHigh] = counted<F>(MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)));
-    if constexpr (kClipped) {  // both are false for a ratio of 1 and an advantage of 0
+    if constexpr (kClipped) {  // t.clipped and t.dual are false for a ratio of 1 and an advantage of 0
       sums->count[kCountClipped] = counted<F>(t.clipped);
       sums->count[kCountDual] = counted<F>(t.dual);
       sums->count[kCountImportance] = counted<F>(never);

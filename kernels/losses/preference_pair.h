@@ -18,7 +18,7 @@ RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 // An element of a side, with x, its score s, the derivative h of the score, and n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
-  bool empty;  // its count is below 1
+  bool empty;  // the element's count is below 1
 };
 
 template <class Memory>

@@ -39,7 +39,7 @@ struct PackGrid {
   std::uint32_t blocks = 0;
   bool all_flat = true;
   std::int32_t first_token = 0, num_tokens = 0;  // range of each padded row's tokens in this launch
-  std::int64_t tail = 0;                         // first packed token that may be filled; negative: taken from the last
+  std::int64_t tail = 0;                         // first packed token that may be filled; negative: use the last
                                                  // offset
 };
 

@@ -34,7 +34,7 @@ inline std::int64_t blocks_of(const RowSplit& split, std::int64_t num_rows) {
 // Place of a thread. Indices inside a row have 32 bits.
 struct RowPlace {
   std::int64_t row;
-  int first, step;  // its items: `count` items from `first` on, at steps of `step`
+  int first, step;  // the thread's items: `count` items from `first` on, at steps of `step`
 };
 RLK_HD RowPlace place_in_rows(const RowSplit& split, int count, std::uint32_t block, int thread) {
   const std::uint32_t of_rows = split.chunks.quotient(block);

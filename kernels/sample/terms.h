@@ -108,7 +108,7 @@ RLK_HD int leaf_height(std::int64_t vocab_size) {
   constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
   auto columns = static_cast<std::uint32_t>(vocab_size);
 #if defined(__HIP_DEVICE_COMPILE__)
-  asm("" : "+v"(columns));  // in SGPRs these steps exceed the budget of a shard's merge
+  asm("" : "+v"(columns));  // in SGPRs the steps below would exceed the SGPR budget of a shard's merge
 #endif
   const std::uint32_t blocks = (columns + 7) / 8, missing = blocks % kParts == 1 ? 8 * blocks - columns : 0;
   const std::uint32_t leaves = (8 * ((blocks + kParts - 1) / kParts) - missing + kColumns - 1) / kColumns;

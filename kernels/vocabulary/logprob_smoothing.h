@@ -25,7 +25,7 @@ RLK_DEVICE void smooth_row(const Block& block, const LogprobParams& p, const Gro
   float* const nodes = block.nodes();
   const int of_part = grid.leaves > kTeamLeaves ? grid.leaves / kTeamLeaves : 1, all = grid.num_parts * of_part;
 #pragma unroll 1
-  for (int first = 0; first < all; first += kSmoothingTeams) {  // all teams together do this
+  for (int first = 0; first < all; first += kSmoothingTeams) {  // all teams run this loop together
     const int node = first + block.number(), part = node / of_part;
     const int leaf = node % of_part * kTeamLeaves + block.lane() / kNumChains;
     float sum = 0.0f;
@@ -50,7 +50,7 @@ RLK_DEVICE void smooth_row(const Block& block, const LogprobParams& p, const Gro
       nodes[i] = add_rn(nodes[i], nodes[i + distance]);
     }
   }
-  if (thread != 0) return;  // this thread has the root
+  if (thread != 0) return;  // thread 0 has the root
   const float sum_z = is_nan(nodes[0]) ? canonical_nan() : nodes[0];
   if (p.stats) {
     float* const stats = p.stats + row * kStatsFields;

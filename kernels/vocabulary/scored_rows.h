@@ -13,8 +13,9 @@
 namespace rlk {
 
 struct ScoredRowsParams {
-  const void* from = nullptr;    // rows of row_bytes, with any layout
-  void* to = nullptr;            // [num_rows, row_bytes], rows to_stride apart; may be `from`, with its layout
+  const void* from = nullptr;  // rows of row_bytes, with any layout
+  // [num_rows, row_bytes], rows to_stride apart; may be `from`, with the layout of `from`.
+  void* to = nullptr;
   const void* target = nullptr;  // [first_row + num_rows], target_stride elements apart
   const std::int32_t* from_group =
       nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group

@@ -20,7 +20,7 @@
 
 namespace rlk {
 
-enum class DType : std::uint8_t {  // kBool: a byte, 0 or not
+enum class DType : std::uint8_t {  // kBool: one byte; every byte but 0 is true
   kFloat32,
   kBFloat16,
   kFloat16,

@@ -61,7 +61,7 @@ class MmaBackward {
       }
     }
     finish(segment.sequence, begin, segment.last);
-    __syncthreads();  // the next segment overwrites memory that this one reads
+    __syncthreads();  // the next segment overwrites memory that the current segment reads
     return segment.last;
   }
 
@@ -243,7 +243,8 @@ class MmaBackward {
   __device__ __forceinline__ void load_others(const AttentionSpan& span, Step at, int stage) const {
     const std::int64_t past = span.num_keys - span.num_queries;
     const auto exists = [&](std::int64_t x) {
-      if constexpr (!Tile::kOfKeys) return x < span.num_keys;  // unseen tokens, too: a matrix unit multiplies them
+      // True for unseen tokens, too: a matrix unit multiplies these tokens.
+      if constexpr (!Tile::kOfKeys) return x < span.num_keys;
       return x >= past && x - past < span.num_queries && !span.keys_of(x - past).empty();
     };
     const std::int64_t head = kv_head_ * group_ + (Tile::kOfKeys ? at.outer : 0);
@@ -431,8 +432,8 @@ class MmaBackward {
   std::int64_t own_first_ = 0;
   int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
   int sees_[2][2];                        // the range of keys that each of a thread's rows sees
-  float u_[2], delta_[2];                 // u and delta of these rows, if they are queries
-  Sums a_, b_;  // sums of dk and dv; or of dq for a block of keys and for the blocks behind it
+  float u_[2], delta_[2];                 // u and delta of the thread's rows, if the rows are queries
+  Sums a_, b_;  // sums of dk and of dv; or sums of dq: for one block of keys, and for the blocks behind this block
 };
 
 template <class T, class Tile, class Params>

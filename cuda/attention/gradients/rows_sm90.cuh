@@ -22,7 +22,7 @@ class GradientRows : GradientSteps {
 
   __device__ __forceinline__ void run(const GradientWork& work) {
     const bool has_tiles = work.tile < work.last_tile;
-    if (kMayBranch<Params> && has_tiles) begin(work);  // it needs the registers of dk and dv
+    if (kMayBranch<Params> && has_tiles) begin(work);  // begin() needs the registers of dk and dv
     if (!kMayBranch<Params> && has_tiles && work.part > 0 && p_.dk != nullptr) {
       load_kept_sums(work);
     } else {

@@ -25,7 +25,7 @@ __device__ __forceinline__ void take_jobs(const Shared& shared, const Work* work
     const Work& work = works[job & 1];
     if (work.sequence < 0) break;
     rows->run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after its read
+    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after reading the job
   }
 }
 

@@ -58,26 +58,28 @@ struct GradientTile {
 // Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
-  std::int32_t section;             // key heads of a sequence whose blocks of keys alternate in the order of jobs
-  std::int32_t jobs, key_blocks;    // blocks of keys per sequence; if packed, slots for all sequences
-  std::int32_t block_jobs;          // jobs per part: one per block of keys and key head of all sequences
-  std::int32_t part_heads;          // query heads of a job; the job of the next part continues the block's dk and dv
-  std::int32_t slots, of_sequence;  // tiles of queries: of all sequences; of each sequence if q is not packed
+  std::int32_t section;  // key heads of a sequence whose blocks of keys alternate in the order of jobs
+  // Number of jobs; blocks of keys per sequence, or, if packed, slots for all sequences.
+  std::int32_t jobs, key_blocks;
+  std::int32_t block_jobs;  // jobs per part, over all sequences: one for each block of keys and key head
+  // Query heads per job; the job of the next part continues the sums dk and dv of this job.
+  std::int32_t part_heads;
+  std::int32_t slots, of_sequence;  // query tiles: slots for all sequences; number per sequence if q is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
-  std::uint32_t* counter;           // number of jobs taken beyond the first of each block
+  std::uint32_t* counter;           // number of jobs taken after the first job of each thread block
   std::uint32_t* unordered;         // not 0 if offsets contradict the arrays; then no block may wait for a turn
   std::uint32_t* turns;             // [heads, slots]: the number of blocks of keys whose dq is in a tile's sum
   float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
   float* sums;                      // [heads, slots, 64 * the head's columns]: dq
   std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
-  float* kept;                      // [block_jobs, keys * (columns + those of v)]: dk and dv between two parts
+  float* kept;                      // [block_jobs, keys * (columns of k + columns of v)]: dk and dv between two parts
   // More than 128 columns: a separate kernel computes dq, and nothing uses the turns, sums and kept sums above.
-  std::int32_t query_jobs;        // pairs of tiles of queries, of all heads; else 0
+  std::int32_t query_jobs;        // number of pairs of query tiles, over all heads; else 0
   struct QueryWork* query_works;  // [query_jobs / heads]
   std::uint32_t* query_counter;
-  std::int64_t counter_words;  // `counter` and later words that a call clears before it counts
-  std::uint32_t* has_nan;      // not 0 if a query's dq is NaN or, without dq, a key's dk
+  std::int64_t counter_words;  // number of words, from `counter` on, that a call clears before it counts
+  std::uint32_t* has_nan;      // not 0 if a query's dq is NaN; without dq, if a key's dk is NaN
 };
 
 // A row in a block of keys of a path. `token` is -1 if the row has none. `turn` is twice the number of earlier segments
@@ -105,7 +107,7 @@ __device__ __forceinline__ std::int32_t jobs_of(const GradientCallOf<Params>& ca
 
 // A sequence's queries that see keys, by position.
 struct GradientQueries {
-  std::int32_t first, last;  // a query's position is the number of the key at its place
+  std::int32_t first, last;  // a query's position is the number of the key at the query's place
   std::int32_t base;         // position of tile 0
   std::int32_t slot;         // slot of tile 0
   std::int32_t past;         // position of query 0
@@ -168,8 +170,9 @@ struct alignas(16) GradientWork {
   std::int32_t first, last;        // positions of queries in use that see keys
   std::int32_t tile, last_tile;    // positions of tiles
   std::int32_t slot;               // slot of the tile at `tile`
-  std::int32_t block;              // index of the block among the part's blocks; in a tree it gives the block's rows
-  std::int32_t q_head, part;       // first query head; number of the job among the jobs of its block of keys
+  // Index of the block among the part's blocks; in a tree this index gives the block's rows.
+  std::int32_t block;
+  std::int32_t q_head, part;  // first query head; number of the job among the jobs of its block of keys
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
@@ -323,7 +326,7 @@ struct GradientShared {
     mbarrier_init(keys_empty(), 8);
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(queries_full(i), 1);
-      mbarrier_init(queries_empty(i), 8);  // the warps that read it
+      mbarrier_init(queries_empty(i), 8);  // eight warps read the queries
       mbarrier_init(dout_full(i), 1);
       mbarrier_init(dout_empty(i), 8);
       mbarrier_init(work_full(i), 1);

@@ -56,14 +56,15 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
     std::int64_t first_row;
-    if (!this->find_tile(blockIdx.x / Tile::kRanks, &first_row)) return;  // all blocks of the cluster compute the same
+    // All blocks of the cluster find the same tile.
+    if (!this->find_tile(blockIdx.x / Tile::kRanks, &first_row)) return;
     const AttentionSpan span(p_, this->sequence_);
     const bool found = this->find(span, first_row);
     if (rank_ == 0) this->store_unused();
     if (!found) return;
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
-    cluster_arrive();  // senders wait for this
+    cluster_arrive();  // senders wait for this arrival
     if (loads) return fetch(span);
     this->begin(span);
     walk();
@@ -191,7 +192,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         }
       }
     }
-    fence_for_tma();  // TMA writes there later
+    fence_for_tma();  // TMA later writes to the same memory
     meet();
   }
   __device__ __forceinline__ void free(bool is_key) const {
@@ -226,7 +227,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         const float most = own < last_key_ ? this->largest(s, r) : -infinity();
         const int at = ((own_block * 4 + warp() % 4) * 16 + lane() / 4 + 8 * r) * 4;
         store_remote(map_to_rank(shared_ + Tile::kMaximaAt + at, lane() % 4),
-                     __float_as_uint(most));  // one lane for each rank
+                     __float_as_uint(most));  // each lane of a quad stores to one rank
       }
       send(kMaxima);
       mbarrier_wait(sent(kMaxima), phase);

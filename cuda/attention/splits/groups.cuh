@@ -91,7 +91,7 @@ class GroupJob {
 
   unsigned split;
   int kv_head, heads;               // heads: query heads per key head
-  std::int64_t group, first, last;  // the group and its sequences
+  std::int64_t group, first, last;  // the group; its first sequence, and the end of its sequences
   std::int64_t first_place, first_row, last_row;
 
  private:

@@ -12,7 +12,8 @@ namespace {  // one copy per architecture
 template <int kColumns_>
 struct WgmmaGroupTile : WgmmaTile<kColumns_> {
   using Wgmma = WgmmaTile<kColumns_>;
-  static constexpr int kRows = 64, kWarps = 5, kThreads = 32 * kWarps, kTotalBytes = 0;  // four multiply, one loads
+  // Four warps multiply, and one warp loads.
+  static constexpr int kRows = 64, kWarps = 5, kThreads = 32 * kWarps, kTotalBytes = 0;
   // Two blocks of threads fit on a multiprocessor, and hide each other's waits.
   static constexpr int kStages = kColumns_ > 64 ? 1 : 2;
   static constexpr int kValuesAt = Wgmma::kKeysAt + kStages * Wgmma::kTileBytes;

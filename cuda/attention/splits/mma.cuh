@@ -58,7 +58,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
-    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // computed once
+    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // so that the compiler computes both addresses only once
     if constexpr (Tile::kMixed) {
       const auto rows = static_cast<unsigned>(this->places_of(span)) * this->call_.group;
       const unsigned step = this->call_.tiles * Tile::kRows;
@@ -67,12 +67,12 @@ class SplitByCopies : SplitRows<T, Tile> {
         const bool found = this->find_rows(span, first);
         this->store_unused();
         if (found) compute(span);
-        __syncthreads();  // the next tile overwrites memory that this one reads
+        __syncthreads();  // the next tile overwrites memory that the current tile reads
       }
     } else if constexpr (Tile::kShares) {
       do {
         compute(span);
-        __syncthreads();  // the next split overwrites memory that this one reads
+        __syncthreads();  // the next split overwrites memory that the current split reads
       } while (this->find_next(span));
     } else {
       compute(span);

@@ -169,7 +169,7 @@ class SplitByPairs : SplitRows<T, Tile> {
           const auto x = AttentionGpu::fill_vec8<T>(kIsKey && chunk * 8 < p_.head_dim);
           store_shared_16(Tile::chunk(operand(slot, row / Tile::kKeys), row % Tile::kKeys, chunk), x.v[0].v);
         }
-        fence_for_tma();  // TMA writes there later
+        fence_for_tma();  // TMA later writes to the same memory
       }
     }
     if (kIsKey) meet();
@@ -213,7 +213,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       free(at.stage);
       at.advance(Tile::kSlots);
-      meet();  // all warps wrote their maxima, and read the last pair's probabilities and sums
+      meet();  // all warps have written their maxima, and have read the last pair's probabilities and sums
       float factor[2][2];
       if (p_.exp == Exp::kHardware) {
         weigh<Exp::kHardware>(both, scores, factor, s);

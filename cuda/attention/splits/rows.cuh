@@ -23,7 +23,7 @@ struct SplitShape {
   static constexpr bool kPartial = false;     // results are stored in the layout of partials
   static constexpr bool kMixed = false;       // sequences with few queries of a mixed batch
   static constexpr bool kShares = false;      // the splits that a group shares are computed elsewhere
-  static constexpr bool kAllowsNext = false;  // the next call's blocks may begin beside this call's
+  static constexpr bool kAllowsNext = false;  // whether the next call's blocks may begin beside this call's blocks
   // Bytes of probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
@@ -93,7 +93,7 @@ class SplitRows {
   }
 
  protected:
-  static constexpr int kAhead = 2;  // operands are read this many steps before their products
+  static constexpr int kAhead = 2;  // operands are read kAhead steps before their products
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -656,7 +656,7 @@ class SplitRows {
   bool vectors_;
   int page_shift_;  // log2 of the page size where that is a power of 2, else -1
   unsigned split_ = 0, first_row_ = 0, last_row_ = 0;
-  unsigned end_row_ = 0;     // without a merge: end of the places after last_row_
+  unsigned end_row_ = 0;     // without a merge: the end of the places that follow last_row_
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
   std::int64_t first_place_ = 0;      // token of row 0, counted over all sequences of q

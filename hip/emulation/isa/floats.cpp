@@ -228,7 +228,8 @@ void add_functions(Table& t) {
     write_result(w, i, x);
   };
   t["v_div_fixup_f32"] = float3([](u32 a, u32 b, u32 c) { return division_fixed(a, b, c); });
-  t["v_div_fmas_f32"] = [](Wave& w, const Instruction& i) {  // rounds once: product and sum are scaled before
+  // Rounds once: product and sum are scaled before the rounding.
+  t["v_div_fmas_f32"] = [](Wave& w, const Instruction& i) {
     Lanes<u32> own[3], x;
     const u32 *a = read_floats(w, i.operands[1], own[0]), *b = read_floats(w, i.operands[2], own[1]);
     const u32* c = read_floats(w, i.operands[3], own[2]);

@@ -227,7 +227,7 @@ bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
   while (!w.done && !w.waiting && most--) {
     const int at = w.pc++;
     running = &instructions[at];
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // the handler of faults reads it
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the handler of faults reads `running`
     hit[at] = 1;
     ++w.num_instructions;
     running->function(w, *running);

@@ -67,7 +67,7 @@ struct Instruction {
   int bytes = 0;       // size of a memory access
   int pair_scale = 0;  // ds_read2 and ds_write2: elements per unit of the pair's offsets; else 0
   enum Extension : u8 { kZero, kSigned8, kSigned16, kLowHalf, kHighHalf } extension = kZero;
-  int outcomes = 0;  // for comparisons: the set of outcomes for which it is true, see compare.cpp
+  int outcomes = 0;  // for comparisons: the set of outcomes for which the comparison is true, see compare.cpp
   bool sets_exec = false;
   int tile = 0, depth = 0;  // shape of a matrix instruction
   bool is_half = false;

@@ -54,7 +54,7 @@ RLK_HD F exp(F x) {
 template <class F>
 RLK_HD F exp_in_range(F x) {
 #if defined(__CUDA_ARCH__)
-  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // for NaN exp_normal is arbitrary; its sum with 0 x is NaN
+  return fma_rn(x, broadcast<F>(0.0f), exp_normal(x));  // for NaN, exp_normal(x) is arbitrary; added to 0 * x it is NaN
 #else
   return exp(x);
 #endif

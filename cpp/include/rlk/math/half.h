@@ -17,7 +17,7 @@
 
 namespace rlk {
 
-constexpr std::uint16_t kHalfNan = 0x7fff;  // a NaN in both formats
+constexpr std::uint16_t kHalfNan = 0x7fff;  // a NaN in bfloat16 and in float16
 
 RLK_HD float float_of_bf16(std::uint16_t h) { return float_of(static_cast<std::int32_t>(std::uint32_t{h} << 16)); }
 

@@ -89,7 +89,7 @@ RLK_HD float div_in_range(float n, float d) {
 // quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #if defined(__CUDA_ARCH__)
-  float q;  // these instructions read a subnormal n as +0
+  float q;  // the .ftz instructions below read a subnormal n as +0
   asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(q) : "f"(n), "f"(reciprocal));
   float rest;
   asm("fma.rn.ftz.f32 %0, %1, %2, %3;" : "=f"(rest) : "f"(-d), "f"(q), "f"(n));

@@ -119,7 +119,7 @@ RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
 // Corner cases of the tensor-core rule. Each case is a measured fact about the instruction.
 struct NvidiaMmaRule {
   int fraction_bits;          // fraction bits kept below the largest exponent
-  int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below it
+  int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below this exponent
   bool zero_product_aligns;   // whether a product with a zero operand enters the largest exponent
   bool overflow_is_infinite;  // otherwise the largest finite number, as for rounding toward zero
   bool keeps_minus_zero;      // -0 if the accumulator and every product are -0; otherwise every zero sum is +0
@@ -244,7 +244,7 @@ RLK_HD float mma_step(float c, const std::uint16_t* a, const std::uint16_t* b, D
   } else if constexpr (U == MmaUnit::kGfx942) {
     return add_rn(gfx942_mma_group(gfx942_mma_group(c, a, b, t), a + 8, b + 8, t), 0.0f);
   } else {
-    float sum = abs_of(c) < 0x1p-126f ? 0.0f : c;  // the instruction flushes its accumulator to +0 once
+    float sum = abs_of(c) < 0x1p-126f ? 0.0f : c;  // the instruction flushes a subnormal accumulator to +0, once
     for (int k = 0; k < kMmaStepK; k += 4) sum = gfx90a_mma_group(sum, a + k, b + k, t);
     return add_rn(sum, 0.0f);
   }

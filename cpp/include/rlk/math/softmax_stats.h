@@ -15,7 +15,7 @@
 
 namespace rlk {
 
-constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond it fma(z, c, -m) has no accurate fraction bits
+constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond this range fma(z, c, -m) has no accurate fraction bits
 constexpr float kStatsFloor = 120.0f;       // a column below 2^-120 relative to the leaf's reference counts as 2^-120
 constexpr float kStatsShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
 

@@ -164,7 +164,7 @@ struct AttentionInput {
                                                // packed
   const std::int32_t* seqused_q = nullptr;     // [num_sequences], at most the tokens of the sequence's place, or null:
                                                // all
-  const std::int32_t* seqused_k = nullptr;     // [num_sequences], counted after leftpad_k, or null: all
+  const std::int32_t* seqused_k = nullptr;     // [num_sequences], counted after leftpad_k; null: all keys
   const std::int32_t* leftpad_k = nullptr;     // [num_sequences], for k neither packed nor paged, or null: 0
   const std::int32_t* block_table = nullptr;   // [num_sequences, max_pages] of ids in [0, num_pages), or null: k and v
                                                // are not paged
@@ -179,7 +179,7 @@ struct AttentionInput {
   const std::int32_t* parents = nullptr;  // [num_sequences] in [-1, its index), or null: no trees. Needs cu_seqlens_q,
                                           // which cu_seqlens_k must equal, and `causal`; no other list is allowed
   std::int64_t num_sequences = 0;
-  std::int64_t q_tokens = 0;                       // per sequence; packed: of all sequences
+  std::int64_t q_tokens = 0;                       // tokens per sequence; packed: tokens of all sequences
   std::int64_t k_tokens = 0;                       // likewise; paged: page_size * (max_prefix_pages + max_pages)
   std::int64_t num_q_heads = 0, num_kv_heads = 1;  // q heads are a multiple of kv heads
   std::int64_t head_dim = 0;                       // columns of q and k: a multiple of 8 in [8, kMaxHeadDim]
@@ -217,13 +217,13 @@ struct AttentionMergeParams {
   const float* stats = nullptr;  // [num_splits, rows, Hq, 2]
   const float* sums = nullptr;   // [num_splits, rows, Hq, value_dim]
   const void* outs = nullptr;    // [num_splits, rows, Hq, value_dim], dtype: outputs of normalised parts
-  const float* lses = nullptr;   // [num_splits, B, Hq, q_tokens]: their lse
+  const float* lses = nullptr;   // [num_splits, B, Hq, q_tokens]: lse of the parts in outs
   const float* sinks = nullptr;  // [Hq], for partials only; or null
   void* out = nullptr;           // [rows, Hq, value_dim], dtype
   float* lse = nullptr;          // [B, Hq, q_tokens], or null: not wanted
   std::int64_t num_splits = 0;   // in [0, kMaxMergedSplits]
   std::int64_t rows = 0;         // B * q_tokens; packed: q_tokens
-  std::int64_t q_tokens = 1;     // packed: of all sequences, with B = 1
+  std::int64_t q_tokens = 1;     // packed: tokens of all sequences, with B = 1
   std::int64_t num_q_heads = 0, value_dim = 8;
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;                   // exponential of sinks and of parts
@@ -233,7 +233,7 @@ struct AttentionMergeParams {
 // k and v must not be paged.
 struct AttentionBackwardParams : AttentionInput {
   AttentionHeads out = {}, dout = {};  // shaped as forward's out
-  const float* lse = nullptr;          // as forward wrote them
+  const float* lse = nullptr;          // the lse that forward wrote
   const float* dlse = nullptr;         // like lse, or null
   void* dq = nullptr;                  // shaped as q, contiguous, or null: not wanted
   void* dk = nullptr;                  // shaped as k; dk and dv are wanted together

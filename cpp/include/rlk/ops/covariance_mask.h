@@ -40,7 +40,7 @@ struct CovarianceMaskParams {
   Sequences sequences;       // fewer than 2^32 slots
   PolicyTokens logprob;      // [slots]
   PolicyTokens old_logprob;  // [slots]; used by kClip alone
-  PolicyTokens advantage;    // [slots], or one per sequence; null for kEntropy
+  PolicyTokens advantage;    // [slots], or one value per sequence; null for kEntropy
   TokenMask mask;            // [slots]; null: every token counts
   CovarianceKind kind = CovarianceKind::kClip;
   float lower = 1.0f, upper = 5.0f;  // used by kClip alone, like clip_low and clip_high

@@ -53,7 +53,7 @@ struct KlParams {
   PolicyTokens d_kl;         // [slots], given to get gradients
   TokenMask mask;            // [slots], or null: every token counts
   KlSpec spec;
-  float* kl = nullptr;                   // [slots], contiguous, or null: not wanted; the same for all outputs
+  float* kl = nullptr;                   // every output: [slots], contiguous; null: not wanted
   float* d_logprob = nullptr;            // [slots]
   float* d_importance_weight = nullptr;  // [slots]; for kImportance
 };

@@ -34,7 +34,7 @@ struct CacheAppendParams {
   CacheAppendSide k, v;
   const void* slots = nullptr;  // [num_slots], slot_dtype
   std::int64_t num_slots = 0, num_heads = 0;
-  std::int64_t num_pages = 0, page_size = 1;  // their product is below 2^31
+  std::int64_t num_pages = 0, page_size = 1;  // num_pages * page_size is below 2^31
   DType slot_dtype = DType::kInt64;           // kInt32, kInt64
   DType dtype = DType::kBFloat16;             // kBFloat16, kFloat16, kFloat32
 };

@@ -73,7 +73,7 @@ struct LinearInputGradParams {
   const void* dy = nullptr;      // [num_rows, out_features], dtype
   const void* weight = nullptr;  // [out_features, in_features], dtype
   void* dx = nullptr;            // [num_rows, in_features], dx_dtype
-  const float* start = nullptr;  // [num_rows, in_features], or null; may be dx itself, in its layout
+  const float* start = nullptr;  // [num_rows, in_features], or null; may be dx itself, in the layout of dx
   // In device memory, or null. Rows from *row_limit on (a multiple of 128) are not needed and may stay unwritten.
   const std::int32_t* row_limit = nullptr;
   RowLayout dy_rows, dx_rows;

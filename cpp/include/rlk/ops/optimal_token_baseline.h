@@ -33,10 +33,10 @@ namespace rlk {
 
 struct OptimalTokenBaselineParams {
   Sequences sequences;
-  PolicyTokens rewards;                 // [slots], or one per sequence
+  PolicyTokens rewards;                 // [slots], or one value per sequence
   PolicyTokens logprob;                 // [slots]
   PolicyTokens sum_p_sq;                // [slots]
-  PolicyTokens importance;              // [slots], or one per sequence; or null
+  PolicyTokens importance;              // [slots], or one value per sequence; or null
   TokenMask mask;                       // [slots]; null: every token counts
   const void* group_offsets = nullptr;  // [num_groups + 1], ascending from 0 to num_sequences; null: group_size
   DType group_dtype = DType::kInt64;    // kInt32, kInt64

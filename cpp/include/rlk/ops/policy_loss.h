@@ -121,13 +121,13 @@ struct PolicySpec {
 // Outputs in addition to the loss, in this order. Means are over tokens, and are 0 without tokens.
 enum PolicyMetric : int {
   kPolicyMetricLoss,
-  kPolicyMetricPolicyLoss,  // this and the next two: weighted as the loss is, without coefficients
+  kPolicyMetricPolicyLoss,  // this metric and the next two: weighted as the loss is, without coefficients
   kPolicyMetricKlLoss,
   kPolicyMetricEntropyLoss,
   kPolicyMetricNumTokens,
   kPolicyMetricNumSequences,  // sequences that have a token
   kPolicyMetricDenominator,   // D
-  kPolicyMetricPolicySum,     // this and the next two: sums over tokens, unweighted
+  kPolicyMetricPolicySum,     // this metric and the next two: unweighted sums over tokens
   kPolicyMetricKlSum,
   kPolicyMetricEntropySum,
   kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; kDropsAsClipped: selected
@@ -154,7 +154,7 @@ struct PolicyLossParams {
   Sequences sequences;
   PolicyTokens logprob;       // [slots]
   PolicyTokens old_logprob;   // [slots], or null
-  PolicyTokens advantage;     // [slots], or one per sequence
+  PolicyTokens advantage;     // [slots], or one value per sequence
   PolicyTokens ref_logprob;   // [slots]; required unless kl is kNone
   PolicyTokens importance;    // [slots] rollout_logprob; for kGiven the weights, which may be one per sequence; null:
                               // none

@@ -40,7 +40,7 @@ struct TokenStrides {
 // The queries, or the keys.
 struct RopeHeads {
   const void* x = nullptr;  // [num_tokens, num_heads, head_dim], dtype; columns contiguous
-  void* y = nullptr;        // shaped as x; must not overlap x, or is x itself with its strides
+  void* y = nullptr;        // shaped as x: either x itself, with the strides of x, or memory that does not overlap x
   TokenStrides x_tokens, y_tokens;
   std::int64_t x_head_stride = 0, y_head_stride = 0;  // in elements
   std::int64_t num_heads = 0;                         // 0: this side is absent
@@ -64,7 +64,7 @@ struct RopeParams {
   std::int64_t inner_tokens = 1;              // token t is (t / inner_tokens, t % inner_tokens); >= 1
   std::int64_t head_dim = 0, rotary_dim = 0;  // rotary_dim is even and at most head_dim
   std::int64_t width = 0;                     // columns per row of cos and sin: rotary_dim or rotary_dim / 2
-  std::int32_t section_pairs[3] = {};         // with three sections their sum is rotary_dim / 2
+  std::int32_t section_pairs[3] = {};         // with three sections, section_pairs sum to rotary_dim / 2
   std::int32_t num_sections = 1;              // 1 or 3
   DType dtype = DType::kBFloat16;             // kBFloat16, kFloat16, kFloat32
   DType angle_dtype = DType::kFloat32;        // dtype or kFloat32

@@ -128,7 +128,7 @@ enum SampleStatus : std::int32_t {
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
   kBadBias = 4096,     // the same faults in the bias, or ids of a row that do not ascend strictly
-  kBadShards = 8192,   // only sample_merge sets it
+  kBadShards = 8192,   // only sample_merge sets this bit
 };
 
 // One float for each row, or a single float for all rows.
@@ -177,7 +177,7 @@ struct SampleParams {
   const void* raw_logits = nullptr;  // logits for raw_logprob: raw_dtype, rows raw_stride apart; null: `logits`
   const std::int32_t* row_status = nullptr;  // [num_rows], or null: faults that earlier steps found in a row
   const std::int32_t* allowed = nullptr;     // [num_rows, allowed_words], or null; bit j % 32 of word j / 32
-  const std::uint8_t* is_greedy = nullptr;   // [num_rows], 0 or not, or null: `greedy`
+  const std::uint8_t* is_greedy = nullptr;   // [num_rows]: a nonzero byte marks a greedy row; null: `greedy` decides
   RowFloats temperature, top_p, min_p;
   RowIntegers top_k, seed, sample_id, position;
   std::int64_t logits_stride = 0, allowed_stride = 0, greedy_stride = 0, raw_stride = 0;  // between rows, in elements

@@ -35,7 +35,7 @@ struct SequenceLogprobParams {
   std::int64_t* count = nullptr;   // [num_sequences]
   std::int32_t* status = nullptr;  // [num_sequences] or null: 0, or 1 for invalid offsets
   std::int64_t num_sequences = 0;
-  std::int64_t num_tokens = 0;    // tokens per row; packed: of all sequences
+  std::int64_t num_tokens = 0;    // tokens per row; packed: tokens of all sequences
   DType dtype = DType::kFloat32;  // kFloat32, kBFloat16, kFloat16
 };
 

@@ -44,7 +44,8 @@ enum ValueMetric : int {
   kValueMetricNumTokens,
   kValueMetricNumSequences,  // sequences that have a token
   kValueMetricDenominator,   // D
-  kValueMetricLossSum,       // this and the next five: over tokens, without their sequences' weights; e = fl(R - v)
+  // This metric and the next five: over tokens, without the sequences' weights; e = fl(R - v).
+  kValueMetricLossSum,
   kValueMetricValueSum,
   kValueMetricReturnSum,
   kValueMetricErrorSum,          // sum of e
