@@ -21,7 +21,7 @@ struct AttentionGpu {
   }
   static __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
   static __device__ __forceinline__ void barrier() { __syncthreads(); }
-  // Whether `value` is true in any thread of the block. It is also a barrier.
+  // Whether `value` is true in any thread of the block. The call is also a barrier.
   static __device__ __forceinline__ bool any(bool value, std::uint32_t*) { return __syncthreads_or(value); }
   static __device__ __forceinline__ float shuffle_xor(float x, int distance) {
     return __shfl_xor_sync(0xffffffffu, x, distance);

@@ -10,8 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The splits of sequences with few queries. `waits`: this kernel waits for the previous one, since the merge waits only
-// for this kernel. `counter` hands out the tiles of the next kernel; it may be null.
+// The splits of sequences with few queries. `waits`: this kernel waits for the previous kernel, since the merge waits
+// only for this kernel. `counter` hands out the tiles of the next kernel; `counter` may be null.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mixed_split_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,

@@ -438,7 +438,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     if (!more) return;
     if constexpr (!kKeepsWork) __syncwarp();
     if (found.last_key > found.first_key) {
-      // Trees and wide tiles read it from shared memory: they need the registers for paths and for sums.
+      // Trees and wide tiles read the work from shared memory: their registers hold paths and sums.
       load_blocks<T, Tile, true>(p, call, shared, kKeepsWork ? found : slots[stage], at, queries_phase);
       queries_phase ^= 1;
     }

@@ -22,8 +22,8 @@ __device__ __forceinline__ unsigned cycle() {
   return now;
 }
 
-// One thread of each block calls this, and all blocks call it equally often. Two launches at the same time share the
-// counter: a block may then wait for up to kMostWaitCycles without need.
+// One thread of each block calls this function, and all blocks call the function equally often. Two launches at the
+// same time share the counter: a block may then wait for up to kMostWaitCycles without need.
 __device__ __forceinline__ void wait_for_other_loaders() {
   const unsigned mine = blockIdx.x == 0 ? kLoaderRound + 1 - gridDim.x : 1;
   const unsigned round = atomicAdd(&arrived_loaders, mine) / kLoaderRound, start = cycle();

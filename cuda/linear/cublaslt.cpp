@@ -49,7 +49,8 @@ struct Library {
                   std::size_t workspace_bytes, cudaStream_t);
 };
 
-// The library that the process has loaded (torch does so), else the system's. Null if a function is missing.
+// The library that the process has loaded (torch loads one), else the system's library. Null if the library lacks a
+// function.
 const Library* library() {
   static const Library* const found = []() -> const Library* {
     const std::string name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);

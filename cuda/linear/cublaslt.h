@@ -31,7 +31,7 @@ class CublasLt {
   static bool serves(const GemmParams& p);
   // Runs without a workspace. Throws if the library refuses.
   void run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cudaStream_t stream) const;
-  // The library's proposals for a product without a workspace, its favourite first.
+  // The library's proposals for a product without a workspace, the library's favourite first.
   std::vector<CublasLtAlgorithm> propose(const GemmParams& p, int most) const;
 
  private:

@@ -20,8 +20,8 @@ std::int64_t most_loaded(const GemmOperand& b) {
   return even ? 512 : 256;
 }
 
-// Whether the product takes long enough to hide copies that its own kernel makes. Its first tiles wait for them, since
-// these copies are slower than those of a kernel that only copies (README.md).
+// Whether the product takes long enough to hide copies that its own kernel makes. The first tiles wait for these
+// copies, which take longer than the copies of a kernel that only copies (README.md).
 bool hides_copies(const GemmParams& p) {
   constexpr double kLeastProducts = 3e10;
   constexpr std::int64_t kLeastContraction = 4000;

@@ -35,7 +35,8 @@ void require_16_bit(DType t) {
 }
 
 // Runs cuBLASLt if allowed and recorded. Otherwise the function runs the sm_90 kernels if TMA can read the operands or
-// their copies in the workspace. If TMA cannot, linear runs the kernel for any layout. All have the same bits.
+// their copies in the workspace. If TMA cannot, linear runs the kernel for any layout. All of these kernels give the
+// same bits.
 void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);

@@ -46,7 +46,7 @@ struct TileShares {
   SoftmaxStats of[kTileLeaves][kTileRows];
 };
 
-// Combines the nodes a and b of both rows; a receives their parents. All lanes call it.
+// Combines the nodes a and b of both rows; a receives their parents. All lanes call this function.
 template <bool kMoments>
 __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const SoftmaxStats (&b)[kTileRows]) {
   bool usable = true;

@@ -226,7 +226,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
-  // Ranks and masses of columns in one bin; they use the counts of the selection.
+  // Ranks and masses of columns in one bin; these arrays reuse the memory of the selection's counts.
   static constexpr std::uint32_t kFewInBin = kThreads;
   __device__ __forceinline__ std::uint64_t* bin_ranks() const {
     return reinterpret_cast<std::uint64_t*>(s_.base.counts);

@@ -253,14 +253,14 @@ class ClusterCut {
     return over_lanes<kBlocks>(s_.range[lane_ % kBlocks]);
   }
 
-  // The value by which a column is put into a bin: its z times a unit, or, with the unit 0, its id. Units other than 1
-  // keep small differences of z normal.
+  // The value that decides a column's bin: the column's z times a unit, or, with unit 0, the column's id. Units other
+  // than 1 keep small differences of z normal.
   static __device__ __forceinline__ float value_of(float z, int id, float unit) {
     return unit == 0.0f ? -static_cast<float>(id) : mul_rn(z, unit);
   }
   // The rank of the first column, in the order of ranks, with which the mass reaches top_p's share. Each step of the
   // loop adds masses to bins of equal width and finds the bin of this column, until the bin's columns fit the list. If
-  // they all have one z, the bins are those of their ids.
+  // all of the bin's columns have one z, the bins divide the columns' ids instead.
   __device__ __forceinline__ std::uint64_t find_last(float top_p, const float2& range) {
     float high = range.x, low = fmaxf(range.y, range.x - kMassRange / c_);
     float unit = 1.0f;

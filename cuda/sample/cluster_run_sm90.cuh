@@ -86,8 +86,9 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
       cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
 
-// Computes a call of few rows that top_p alone cuts. Returns whether it does: not with other cuts, the n best or greedy
-// rows, nor for a vocabulary of which a group has several parts, or which is too large.
+// Computes a call of few rows that top_p alone cuts. Returns false, and computes nothing, with other cuts, with the n
+// best or with greedy rows. The result is also false if the vocabulary is too large, or if a group of columns has
+// several parts.
 template <class T, Exp kExp>
 bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const bool by_top_p = p.top_p.data != nullptr || p.top_p.value != 1.0f;

@@ -11,8 +11,8 @@ namespace {  // one copy per architecture
 constexpr int kEditTableBits = 11, kEditTable = 1 << kEditTableBits;
 constexpr int kMostEdits = kEditTable / 2, kMostProbes = 128;
 
-// The edits of a block's row: in a table in shared memory, or in memory if they do not fit. A larger block of shared
-// memory would leave less of the first cache to the instructions and loads of other blocks.
+// The edits of a block's row. The edits lie in a table in shared memory, or in device memory if the table is too small.
+// A larger block of shared memory would leave less of the first cache to the instructions and loads of other blocks.
 template <class T>
 class RowListEdits {
   using Team = BlockTeam<kRowThreads>;
@@ -129,7 +129,7 @@ class RowListEdits {
   // z of an allowed column, given its logit.
   __device__ __forceinline__ float edited(int column, float z) const { return is_marked(column) ? out()[column] : z; }
 
-  // See NoEdits. A leaf's largest z may be that of an edited column. Then only the leaf's edits surely reach the key.
+  // See NoEdits. A leaf's largest z may be the z of an edited column. Then only the leaf's edits surely reach the key.
   __device__ __forceinline__ std::uint32_t key(int slot, std::uint32_t key) const {
     const std::uint32_t edited = after()[slot], reach = max(key, edited);
     const bool spoiled = before()[slot] >= key;

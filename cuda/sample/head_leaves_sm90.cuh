@@ -64,7 +64,7 @@ struct LeafDraw {
 };
 
 // Draws a column of the leaf for row h of the lane. The four lanes of a quad hold two chains each. m: reference of the
-// leaf; words: those of the chains, then that of the prefix.
+// leaf; words: the chains' random words, then the prefix's random word.
 template <Exp kExp, int kFragment>
 __device__ __forceinline__ LeafDraw draw_leaf(const float (&d)[kFragment], int h, float c, float m,
                                               const std::uint32_t (&words)[4]) {

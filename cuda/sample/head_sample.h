@@ -1,4 +1,4 @@
-// CUDA functions of linear_sample, besides those of linear and sample.
+// CUDA functions of linear_sample, in addition to the functions of linear and sample.
 #pragma once
 
 #include "rlk/ops/linear.h"

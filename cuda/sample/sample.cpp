@@ -9,7 +9,7 @@ namespace rlk::cuda {
 
 namespace {
 
-// Whether there are rows. If not, it writes the offsets of the empty kept sets.
+// Whether there are rows. Without rows, the function writes the offsets of the empty kept sets.
 bool has_rows(const SampleParams& p, Stream stream) {
   if (p.num_rows == 0 && p.kept_offsets != nullptr) {
     check(cudaMemsetAsync(p.kept_offsets, 0, sizeof *p.kept_offsets, to_stream(stream)), "clearing of sample");

@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
 }
 
-// Whether this block is the last of its launch to call this. If so, all of its threads see the writes of all blocks.
+// Whether this block is the last block of its launch to call this function. If so, all of its threads see the writes of
+// all blocks.
 __device__ __forceinline__ bool is_last_block(std::uint32_t* finished, bool* shared) {
   __threadfence();
   __syncthreads();

@@ -21,8 +21,8 @@ struct AttentionGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE int threads() { return kAttentionThreads; }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // Whether the value is true in any thread of the block. It is also a barrier. `flags`: one word per wave in LDS, not
-  // written again before another barrier.
+  // Whether the value is true in any thread of the block. The call is also a barrier. `flags`: one word per wave in
+  // LDS, not written again before another barrier.
   static RLK_DEVICE bool any(bool value, std::uint32_t* flags) {
     static_assert(kAttentionThreads == 4 * kWave);
     const bool of_wave = hip::any(value);

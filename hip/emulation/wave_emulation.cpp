@@ -233,7 +233,7 @@ void multiply(const Block& b, Wave lanes) {
   for (int lane = 0; lane < kWave; ++lane) std::copy_n(d[lane], kOutputs, lanes[lane]->c);
 }
 
-// Performs an operation of a wave. All of its lanes wait at the same place.
+// Performs an operation of a wave. All lanes of the wave wait at the same place.
 void perform(const Block& b, Wave lanes) {
   std::int32_t value[kWave];
   std::uint64_t votes = 0;

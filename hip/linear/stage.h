@@ -62,7 +62,8 @@ class AlongRows {
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Loads rows from `first` on. Past the last row, it loads the last row again; outputs of such rows are not stored.
+  // Loads rows from `first` on. Past the last row, this class loads the last row again; outputs of such rows are not
+  // stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll

@@ -12,8 +12,8 @@ RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(ear
 template <class Value, int kLevels>
 class TreeSum {
  public:
-  // Takes value `index`, and sets it to the sum of the largest complete subtree that ends with it. After a power of two
-  // of values, this is the sum of all.
+  // Takes value `index`, and sets `value` to the sum of the largest complete subtree that ends with this value. After
+  // 2^n values, the result is the sum of all values.
   RLK_DEVICE void take(int index, Value& value) {
     bool complete = true;
 #pragma unroll

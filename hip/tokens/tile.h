@@ -1,4 +1,4 @@
-// The tiles of passes over tokens on HIP. They are guesses: no AMD GPU was available to measure on.
+// The tiles of passes over tokens on HIP. The tile sizes are guesses: no AMD GPU was available for measurements.
 #pragma once
 
 #include "hip/tokens/gpu.h"

@@ -143,8 +143,9 @@ class RewardSequence {
     }
     return true;
   }
-  // Adds all spans at once if they do not overlap, as with turns, and each one's last or first token counts. Their
-  // tokens are then distinct, so one lane adds each span. If any span is of another kind, the function adds none.
+  // Adds all spans at once if they do not overlap, as with turns, and each span's last or first token counts. The
+  // spans' tokens are then distinct, so one lane adds each span. If any span is of another kind, the function adds
+  // none.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;

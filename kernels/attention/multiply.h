@@ -205,8 +205,8 @@ RLK_DEVICE float as_element(float x) {
   return T::load(T::store(x));
 }
 
-// Stores a thread's scores as weights. Its columns have the same permutation of chunks, so one address serves all of
-// them.
+// Stores a thread's scores as weights. The thread's columns have the same permutation of chunks, so one address serves
+// all of these columns.
 template <class Gpu, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Gpu::thread();

@@ -7,8 +7,8 @@
 
 namespace rlk {
 
-// Returns the same pointer. On HIP the compiler then knows that it does not point into LDS. A plain cast to global
-// memory and back would be dropped by the compiler.
+// Returns the same pointer. On HIP the compiler then knows that the pointer does not point into LDS. A plain cast to
+// global memory and back would be dropped by the compiler.
 template <class T>
 RLK_HD T* in_memory(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)

@@ -1,5 +1,5 @@
-// PPO's clip of a token's ratio as most configurations use it. It leaves out every option that they do not set, and has
-// the same bits as policy_terms.h.
+// PPO's clip of a token's ratio as most configurations use it. This form leaves out every option that these
+// configurations do not set, and has the same bits as policy_terms.h.
 #pragma once
 
 #include "kernels/losses/policy_terms.h"

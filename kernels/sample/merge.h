@@ -268,7 +268,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   RLK_DEVICE std::uint64_t candidate(int shard, std::int64_t i) const {
     return rank_of(of_.number(shard, at(i) + 1), of_.word(shard, at(i)));
   }
-  // Lists the kept columns by id in the array that gives their z; returns their number. They are at most top_k.
+  // Lists the kept columns by id in the array that gives their z; returns their number. The list has at most top_k
+  // columns.
   RLK_DEVICE std::int64_t list_kept() const {
     std::uint64_t mine = 0;
     each_listed([&](std::uint64_t rank, float z) {

@@ -78,7 +78,8 @@ RLK_HD float left_bound(std::uint32_t r, float both) {
 // Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each is 0 or normal.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
 #if defined(__CUDA_ARCH__)
-  // The operands are exact in double and the result is rounded once, so its sign is that of the exact difference.
+  // The operands are exact in double and the result is rounded once, so the result has the sign of the exact
+  // difference.
   return __fma_rn(__uint2double_rn(r), static_cast<double>(both), static_cast<double>(left) * -0x1p32) < 0.0;
 #else
   return left > left_bound(r, both);

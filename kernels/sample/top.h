@@ -1,5 +1,5 @@
-// The n best columns of a row of sample. They use the root of the tree that was computed before: over the kept columns,
-// or in the raw pass. row.h defines a team.
+// The n best columns of a row of sample. Their log-probabilities use the root of the tree that was computed before:
+// over the kept columns, or in the raw pass. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/select.h"

@@ -140,8 +140,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
   }
-  // Bits of the leaf's present columns, from the mask if it has the kept set, else from `allowed`. kAll: all valid
-  // columns.
+  // Bits of the leaf's present columns, from the mask if the mask holds the kept set, else from `allowed`. kAll: all
+  // valid columns.
   template <bool kAll>
   RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
                                   std::uint32_t (&words)[kMaskWords]) const {
@@ -189,7 +189,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const float sum = lane_sum(leaf->chains);
     if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
   }
-  // A column's term of the sum. It is +0, which changes no sum, if the column is missing.
+  // A column's term of the sum. The term of a missing column is +0, which changes no sum.
   RLK_DEVICE float term(float z, const LeafReference& reference) const {
     const float clamped = z > reference.q ? z : reference.q;
     const float e = team_.template exponential<kExp>(clamped, c_, reference.m);
@@ -198,7 +198,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   static RLK_DEVICE float larger(float a, float b) { return is_nan(a) ? a : is_nan(b) ? b : a > b ? a : b; }
 
   // Computes the tree over all leaves in nodes_, its root, and the number of kept columns. kRaw: over all valid
-  // columns; their mask is not written.
+  // columns; the mask of kept columns is not written.
   template <bool kRaw>
   RLK_DEVICE SoftmaxStats leaves(std::int64_t* count) {
     std::uint64_t mine = 0;

@@ -46,7 +46,7 @@ RLK_HD ResultSource source_of(int result) {
   return source_of<Results>(result, std::make_index_sequence<decltype(Results::sources())::kWords>{});
 }
 
-// A number and its divisor. All results share one division, since it takes longer than everything before it.
+// A number and its divisor. All results share one division, since the division takes longer than all steps before.
 struct Quotient {
   float n, d;
   RLK_HD float value() const { return finished_sum(quotient_or_zero(n, d)); }

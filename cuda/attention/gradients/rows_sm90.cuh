@@ -188,7 +188,7 @@ class GradientRows : GradientSteps {
     fence_for_tma();
     meet();
   }
-  // Copies keys and values whose tokens do not follow one another. Those without a token are +0.
+  // Copies keys and values whose tokens do not follow one another. Keys and values without a token become +0.
   __device__ __forceinline__ void gather_keys(const GradientWork& work) const {
     constexpr int kChunks = Tile::kColumns / 8;
     using Element = typename T::Storage;

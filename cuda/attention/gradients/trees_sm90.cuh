@@ -1,6 +1,6 @@
 // The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of its
-// path. So a token's key may be in several jobs, one for each segment that sees it. They add to its dk and dv one after
-// another.
+// path. So a token's key may be in several jobs, one for each segment that sees the key. These jobs add to the key's dk
+// and dv one after another.
 #pragma once
 
 #include "work_sm90.cuh"
@@ -14,7 +14,7 @@ __device__ __forceinline__ bool has_queries(const Params& p, std::int64_t segmen
   return own.first < own.last;
 }
 
-// Counts the blocks of keys of earlier segments. One block of threads does it.
+// Counts the blocks of keys of earlier segments. One thread block does the whole count.
 constexpr int kCountingThreads = 1024;
 template <class Params>
 __global__ void __launch_bounds__(kCountingThreads)

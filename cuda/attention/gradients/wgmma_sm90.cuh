@@ -1,11 +1,11 @@
 // attention, backward, of bf16 and fp16 by wgmma, for SM90: heads whose tokens TMA can fetch. One kernel prepares lse
-// and delta by tiles of 64 queries. The main one is persistent. Its block of three warpgroups takes 128 keys of a key
-// head. It keeps their dk and dv in registers, and walks the query tiles that see those keys, query head by query head.
-// A job covers all query heads of the key head, or one of them. With one per job, memory keeps dk and dv between the
-// jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the contract's order. A third kernel scales
-// and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv (wide_sm90.cuh) and one for dq
-// (queries_sm90.cuh). If a gradient is NaN, a last kernel repeats the call by mma.sync (attention_repeat_sm90.cu). Bound
-// by wgmma and shared memory; numbers: README.md.
+// and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three warpgroups takes 128 keys of
+// a key head. It keeps dk and dv of these keys in registers, and walks the query tiles that see those keys, query head
+// by query head. A job covers all query heads of the key head, or one of them. With one query head per job, memory
+// keeps dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the contract's
+// order. A third kernel scales and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv
+// (wide_sm90.cuh) and one for dq (queries_sm90.cuh). If a gradient is NaN, a last kernel repeats the call by mma.sync
+// (attention_repeat_sm90.cu). Bound by wgmma and shared memory; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -73,8 +73,8 @@ __device__ __forceinline__ GradientPlace gradient_place(const Params& p, const G
   return at;
 }
 
-// Clears the counters of the later kernels; for trees, an earlier kernel already writes there. Computes every job, and u
-// and delta of a tile's rows, four heads a block.
+// Clears the counters of the later kernels; for trees, an earlier kernel already writes to these counters. Computes
+// every job, and u and delta of a tile's rows, four heads a block.
 constexpr int kPreparedHeads = 4;
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kPreparedHeads * 64)

@@ -1,8 +1,8 @@
 // attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads computes 16 rows of one
 // split, eight blocks of keys at a time. Each block of threads scores two blocks of keys and sends the probabilities to
-// all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. It serves calls
-// with so few splits that each has four multiprocessors. Its bits are those of mma.cuh. Bound by the chain over
-// keys; numbers: README.md.
+// all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. The kernel serves
+// calls with so few splits that each split has four multiprocessors. It gives the same bits as mma.cuh. Bound by the
+// chain over keys; numbers: README.md.
 #pragma once
 
 #include <algorithm>

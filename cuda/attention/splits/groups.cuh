@@ -1,6 +1,6 @@
 // attention, forward, for few queries a sequence: splits that lie in the shared pages of a group. A block of threads
 // computes 64 rows of the group for one split; the rows may belong to several sequences. So pages are read once for 64
-// rows. Results are those of rows.cuh, at the same places. The tile is that of forward_mma.cuh.
+// rows. The results are the same as in rows.cuh, at the same places. The tile comes from forward_mma.cuh.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"

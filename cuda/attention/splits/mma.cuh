@@ -91,7 +91,7 @@ class SplitByCopies : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
   // Addresses of the rows of K (0) or V (1), for even or odd blocks. If V has parts, even and odd blocks share one
-  // array of K's addresses. It is read before the next block's addresses are stored.
+  // array of K's addresses. A block's addresses are read before the next block's addresses are stored.
   using Offset = typename Tile::Offset;
   __device__ __forceinline__ Offset* offsets(int which, int parity) const {
     const int at = Tile::kParts > 1 ? which * (1 + parity) : which * 2 + parity;
@@ -107,8 +107,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     return offset < ~1u ? std::int64_t{offset} * 8 : offset == ~0u ? kNoPage : kZeroRow;
   }
 
-  // The page of this thread's key in a block. It is loaded early, since this load takes as long as the load of a row of
-  // K.
+  // The page of this thread's key in a block. The page number is loaded early, since this load takes as long as the
+  // load of a row of K.
   __device__ __forceinline__ int fetch_page(const AttentionSpan& span, int block) const {
     const int key = block + threadIdx.x;
     const bool exists = p_.block_table != nullptr && threadIdx.x < Tile::kKeys && has_key(span, key);

@@ -160,8 +160,8 @@ class SplitRows {
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
     if (p_.cu_seqlens_q != nullptr) {
-      // Finds the last sequence that begins at or before the tile. With one query for each sequence, it is the guessed
-      // sequence or the one before. Then no load waits for another one.
+      // Finds the last sequence that begins at or before the tile. With one query for each sequence, this is the
+      // guessed sequence or the sequence before. Then no load waits for another load.
       const auto sequences = static_cast<unsigned>(p_.num_sequences);
       unsigned low = 0, high = sequences, slot = 0;
       if (sequences > 1) {
@@ -381,7 +381,7 @@ class SplitRows {
       if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
     }
   }
-  // Updates the references by block `which` of the current ones. Every warp does so for all rows.
+  // Updates the references by block `which` of the current blocks. Every warp updates all rows.
   template <bool kClamps>
   __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
 #pragma unroll

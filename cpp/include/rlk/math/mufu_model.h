@@ -83,7 +83,7 @@ RLK_HD std::int32_t mufu_ex2_significand(std::int32_t fraction) {
 }
 
 // The argument in fixed point with 23 fractional bits, for |x| < 256. |x| is cut, then negated in one's complement. If
-// the cut value is a whole number, this is corrected to two's complement.
+// the cut value is a whole number, 1 is added, which gives two's complement.
 RLK_HD std::int32_t mufu_ex2_fixed(float x) {
   const std::int32_t cut = static_cast<std::int32_t>(mul_rn(abs_of(x), 0x1p23f));  // an exact product, cut toward zero
   const std::int32_t complement = ~cut + ((cut & 0x7fffff) == 0 ? 1 : 0);
