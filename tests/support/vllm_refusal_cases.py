@@ -86,8 +86,23 @@ def check() -> None:
         load("check")
 
 
+def norms() -> None:
+    """A norm of some columns, or without a weight, has other bits than rk.rms_norm."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+
+    from rl_kernel_native.integrations.vllm.layers import RlkRMSNorm
+
+    with set_current_vllm_config(VllmConfig(), check_compile=False):
+        assert RlkRMSNorm(64, var_hidden_size=64).hidden_size == 64
+        for given in ({"var_hidden_size": 32, "has_weight": True}, {"var_hidden_size": None, "has_weight": False}):
+            named = ", ".join(f"{option} = {value}" for option, value in given.items())
+            with pytest.raises(ValueError, match=f"norms of all columns with a weight, got {named}$"):
+                RlkRMSNorm(64, **given)
+
+
 def run() -> None:
     attention()
+    norms()
     settings()
     processors()
     check()
