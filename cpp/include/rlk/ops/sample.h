@@ -152,8 +152,8 @@ struct ProcessLogitsParams {
   RowFloats repetition{nullptr, 1.0f, 0}, presence, frequency;
   RowIntegers history_ids;                        // [history_size], row after row
   const std::int64_t* history_offsets = nullptr;  // [num_rows + 1], contiguous, or null: no history
-  const std::uint8_t* is_prompt = nullptr;        // [history_size], contiguous: 1 marks an entry of the
-                                                  // prompt; null: there is none
+  const std::uint8_t* is_prompt = nullptr;        // [history_size], contiguous: a nonzero byte marks an
+                                                  // entry of the prompt; null: there is none
   RowIntegers bias_ids;                           // [bias_size]
   const float* bias_values = nullptr;             // [bias_size], contiguous
   const std::int64_t* bias_offsets = nullptr;     // [num_rows + 1], contiguous, or null: no bias
