@@ -30,7 +30,7 @@ from rl_kernel_native.consistency.cli import app  # noqa: E402
 from rl_kernel_native.consistency.compare import run_compare  # noqa: E402
 from rl_kernel_native.consistency.divergence import compare_traces, first_divergent  # noqa: E402
 from rl_kernel_native.consistency.errors import BadInput, InputMismatch  # noqa: E402
-from rl_kernel_native.consistency.explain import news, verdict  # noqa: E402
+from rl_kernel_native.consistency.explain import news  # noqa: E402
 from rl_kernel_native.consistency.metrics import compare_logprobs  # noqa: E402
 from rl_kernel_native.consistency.model import ForwardCounter, LoadedModel, load_model  # noqa: E402
 from rl_kernel_native.consistency.operators import StockOperators  # noqa: E402
@@ -663,12 +663,12 @@ def test_the_verdict_and_the_news(qwen: LoadedModel) -> None:
         return dataclasses.replace(found, settings=chosen, runs=[new, new], aligned=aligned)
 
     drift, none = changed(), changed("rk", differing_tokens=0)
-    assert verdict(drift).startswith("rounding, no fault: 10 of 16 tokens differ, max |ratio - 1| 0.25; it begins in ")
-    below = verdict(changed("rk"))  # no rounding lies between two sides of this library
+    assert str(drift).startswith("rounding, no fault: 10 of 16 tokens differ, max |ratio - 1| 0.25; it begins in ")
+    below = str(changed("rk"))  # no rounding lies between two sides of this library
     assert below.startswith("weights or settings differ, by less than rounding: 10 of 16 tokens differ"), below
-    assert verdict(none) == "aligned: all 16 log-probabilities have the same bytes on both sides."
+    assert str(none) == "aligned: all 16 log-probabilities have the same bytes on both sides."
     assert news([drift, none]) == "stock: 10 of 16 tokens differ; rl_kernel_native: 0 of 16"
     mixed = dataclasses.replace(drift, settings=dataclasses.replace(settings, rollout_ops="eager"))
     assert news([mixed]) == "eager against stock: 10 of 16 tokens differ"
     across = dataclasses.replace(none, aligned=False)
-    assert verdict(across).startswith("drift across batch sizes alone")
+    assert str(across).startswith("drift across batch sizes alone")

@@ -273,17 +273,14 @@ LIBRARY = {name.removesuffix("__init__").removesuffix("."): path for name, path 
 
 
 def imports_of(module: str) -> set[str]:
-    """Modules of the library that a module imports, at its top or inside a function, except modules only for
-    annotations. "" is the package itself, which users import. Modules that work as user code import it, too."""
+    """Modules of the library that a module imports: at its top, inside a function, or only for annotations. The result
+    leaves out the package itself, which users import and modules that work as user code import, too."""
     parts = module.split(".") if module else []
     folder = parts if LIBRARY[module].name == "__init__.py" else parts[:-1]
     found = set()
     left: list[ast.AST] = [ast.parse(LIBRARY[module].read_text())]
     while left:
         node = left.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            left += node.orelse
-            continue
         left += ast.iter_child_nodes(node)
         if isinstance(node, ast.ImportFrom) and node.level:
             of = [*folder[: len(folder) - node.level + 1], *(node.module or "").split(".")]

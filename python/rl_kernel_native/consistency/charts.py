@@ -11,7 +11,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .explain import faults
 from .result import BatchRun, Comparison
 
 _COLORS = ("#0b6bcb", "#c2410c", "#15803d", "#7e22ce", "#a16207", "#be123c")
@@ -78,7 +77,7 @@ def drift_chart(comparison: Comparison) -> Figure | None:
             if first is not None:
                 marks.setdefault(first.order, f"first divergent: {first.name}")
         order_of = {drift.name: drift.order for run in comparison.runs for drift in run.operators}
-        for fault in faults(comparison)[:_MARKED_FAULTS]:
+        for fault in comparison.faults[:_MARKED_FAULTS]:
             marks[order_of[fault.name]] = f"FAULT: {fault.name}"
         for order, text in marks.items():
             color = _FAULT_COLOR if text.startswith("FAULT") else "#57606a"

@@ -4,96 +4,19 @@ limits of the observation."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .errors import spelled
-from .faults import Judgement
+from .result import NAMED_FAULTS, ROUNDING, BatchRun, Comparison
 
-if TYPE_CHECKING:
-    from .result import BatchRun, Comparison
-
-# A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
-_NAMED_FAULTS = 3
-_ROUNDING = "rounding, no fault"
 # The operator of this library that computes a kind of result, where the two have different names.
 _CALLS = {"rotary_emb": "rope", "mul": "silu_mul", "activation": "silu_mul", "lm_head": "linear"}
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 
 
-def verdict(comparison: Comparison) -> str:
-    """One sentence: a fault and its operator, rounding and where it begins, or aligned.
-
-    This library's operators on both sides give equal bytes for equal weights, so a difference there is no rounding.
-    """
-    tokens, differing, ratio = _totals(comparison)
-    figures = f"{differing} of {tokens} tokens differ, max |ratio - 1| {ratio:.3g}"
-    found = faults(comparison)
-    if found:
-        first = found[0]
-        others = [fault.name for fault in found[1:]]
-        also = ""
-        if others:
-            also = f"; also {', '.join(others[:_NAMED_FAULTS])}"
-            also += f" and {len(others) - _NAMED_FAULTS} more" if len(others) > _NAMED_FAULTS else ""
-        return f"fault: {first.name}, {_how_far(first, comparison)}{also} ({figures})."
-    if comparison.aligned and not differing:
-        return f"aligned: all {tokens} log-probabilities have the same bytes on both sides."
-    if comparison.aligned:
-        return f"aligned within {spelled('atol')}: {figures}."
-    first_drift = next((run.first_divergent for run in comparison.runs if run.first_divergent), None)
-    if not differing:
-        return (
-            "drift across batch sizes alone: rollouts of other batch sizes differ, each agrees with its training side."
-        )
-    begins = f"it begins in {first_drift.name}" if first_drift else "no recorded operator differs"
-    if first_drift and comparison.settings.rollout_ops == comparison.settings.training_ops == "rk":
-        return f"weights or settings differ, by less than rounding: {figures}; {begins}."
-    return f"{_ROUNDING}: {figures}; {begins}."
-
-
-def faults(comparison: Comparison) -> list[Judgement]:
-    """Each faulty operator once, in execution order, as seen by the run with the largest error."""
-    worst: dict[str, Judgement] = {}
-    order: dict[str, int] = {}
-    for run in comparison.runs:
-        for index, judgement in enumerate(run.judgements):
-            if judgement.fault:
-                order.setdefault(judgement.name, index)
-                before = worst.get(judgement.name)
-                if before is None or judgement.roundings > before.roundings:
-                    worst[judgement.name] = judgement
-    return [worst[name] for name in sorted(worst, key=order.__getitem__)]
-
-
-def _how_far(fault: Judgement, comparison: Comparison) -> str:
-    times = f"{fault.roundings:,.0f} times its rounding" if fault.roundings >= 10 else f"{fault.roundings:.1f} times"
-    if fault.roundings < 10:
-        times += " its rounding"
-    if fault.kind == "logprob":
-        settings = comparison.settings
-        training = settings.training_temperature or settings.temperature
-        if training != settings.temperature:
-            return f"temperature {settings.temperature:g} in the rollout and {training:g} in training"
-        return f"{times} on equal logits"
-    scale = ""
-    if fault.scaled:
-        scale = f" (training's outputs are {fault.factor:.4g} times the rollout's)"
-    return f"error {fault.error:.2%} on equal input, {times}{scale}"
-
-
-def _totals(comparison: Comparison) -> tuple[int, int, float]:
-    metrics = [run.metrics for run in comparison.runs]
-    return (
-        sum(m.tokens for m in metrics),
-        sum(m.differing_tokens for m in metrics),
-        max(m.max_abs_ratio for m in metrics),
-    )
-
-
 def explain(comparison: Comparison) -> list[str]:
     """Sentences for readers, the verdict first. The sentences claim nothing that the run did not observe."""
-    lines = [verdict(comparison), _ownership(comparison)]
-    if lines[0].startswith(_ROUNDING) and "training model" in comparison.model:
+    lines = [str(comparison), _ownership(comparison)]
+    if lines[0].startswith(ROUNDING) and "training model" in comparison.model:
         options = f"{spelled('rollout_ops', 'rk')} and {spelled('training_ops', 'rk')}"
         lines.append(
             f"A fault smaller than rounding does not show here; with {options} equal weights give equal bytes."
@@ -121,11 +44,11 @@ def news(comparisons: Sequence[Comparison]) -> str:
     """The last line of the console: one clause per comparison, with the number of differing tokens and any fault."""
     clauses: list[str] = []
     for comparison in comparisons:
-        tokens, differing, _ = _totals(comparison)
+        tokens, differing, _ = comparison.totals
         settings = comparison.settings
         name = _NAMES[settings.rollout_ops] if settings.rollout_ops == settings.training_ops else settings.label
         clauses.append(f"{name}: {differing} of {tokens}{' tokens differ' if not clauses else ''}")
-    found = faults(comparisons[-1])
+    found = comparisons[-1].faults
     end = f"; fault: {found[0].name}" if found else ""
     return "; ".join(clauses) + end
 
@@ -161,9 +84,9 @@ def _run(comparison: Comparison, run: BatchRun) -> list[str]:
             f"max |dlogp| {metrics.max_abs_dlogp:.3g}, mean {metrics.mean_abs_dlogp:.3g}, "
             f"KL (k3) {metrics.kl_k3:.3g}, clip fraction {metrics.clip_fraction:.3g}."
         ]
-    for fault in run.faults[:_NAMED_FAULTS]:
+    for fault in run.faults[:NAMED_FAULTS]:
         lines.append(
-            head + f"{fault.name} is at fault: {_how_far(fault, comparison)}, most at prompt {fault.prompt}, position "
+            head + f"{fault.name} is at fault: {comparison.how_far(fault)}, most at prompt {fault.prompt}, position "
             f"{fault.position}."
         )
     first = run.first_divergent

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .errors import spelled
-from .explain import explain, news, served_by, verdict
+from .explain import explain, news, served_by
 from .result import BatchRun, Comparison
 
 _STYLE = """
@@ -112,7 +112,7 @@ def _section(comparison: Comparison, figures: Mapping[str, str]) -> str:
     rows = [[row.operator, row.served_by, row.rollout, row.training] for row in comparison.operator_table]
     parts = [
         f"<h2>{html.escape(comparison.settings.label)}: {_verdict(comparison.aligned)}</h2>",
-        f'<p class="verdict">{_escaped(verdict(comparison))}</p><ul>{sentences}</ul>',
+        f'<p class="verdict">{_escaped(str(comparison))}</p><ul>{sentences}</ul>',
         _metrics(comparison),
         *(_chart(figure) for figure in found if figure is not None),
         "<h3>Which operators are whose</h3>",

@@ -15,7 +15,7 @@ import torch
 
 from . import charts, environment
 from .errors import BadInput, spelled
-from .explain import explain, verdict
+from .explain import explain
 from .page import render_page, slug
 from .result import Comparison
 
@@ -85,7 +85,7 @@ def write_report(directory: Path, comparisons: Sequence[Comparison]) -> list[Pat
 
 def _comparison_object(comparison: Comparison) -> dict[str, Any]:
     result = dataclasses.asdict(comparison)
-    result["verdict"] = verdict(comparison)
+    result["verdict"] = str(comparison)
     result["summary"] = explain(comparison)
     for run, source in zip(result["runs"], comparison.runs, strict=True):
         steps = source.membership

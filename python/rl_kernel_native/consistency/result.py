@@ -1,15 +1,19 @@
-"""The results of a comparison, as plain data that the report writes field by field."""
+"""The results of a comparison, as data that the report writes field by field, and the verdict on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from . import explain
 from .divergence import OperatorDrift
+from .errors import spelled
 from .faults import Judgement
 from .metrics import Metrics
 from .operators import OperatorRow
 from .settings import CompareSettings
+
+# A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
+NAMED_FAULTS = 3
+ROUNDING = "rounding, no fault"
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,66 @@ class Comparison:
 
     @property
     def faults(self) -> list[Judgement]:
-        """Each operator that differs on equal input beyond rounding, once, in execution order."""
-        return explain.faults(self)
+        """Each faulty operator once, in execution order, as seen by the run with the largest error."""
+        worst: dict[str, Judgement] = {}
+        order: dict[str, int] = {}
+        for run in self.runs:
+            for index, judgement in enumerate(run.judgements):
+                if judgement.fault:
+                    order.setdefault(judgement.name, index)
+                    before = worst.get(judgement.name)
+                    if before is None or judgement.roundings > before.roundings:
+                        worst[judgement.name] = judgement
+        return [worst[name] for name in sorted(worst, key=order.__getitem__)]
+
+    @property
+    def totals(self) -> tuple[int, int, float]:
+        """Numbers of tokens and of differing tokens in all runs, and the largest ``|ratio - 1|``."""
+        metrics = [run.metrics for run in self.runs]
+        return (
+            sum(m.tokens for m in metrics),
+            sum(m.differing_tokens for m in metrics),
+            max(m.max_abs_ratio for m in metrics),
+        )
 
     def __str__(self) -> str:
-        """The verdict in one sentence."""
-        return explain.verdict(self)
+        """The verdict in one sentence: a fault and its operator, rounding and where it begins, or aligned.
+
+        This library's operators on both sides give equal bytes for equal weights, so a difference there is no rounding.
+        """
+        tokens, differing, ratio = self.totals
+        figures = f"{differing} of {tokens} tokens differ, max |ratio - 1| {ratio:.3g}"
+        if found := self.faults:
+            first, others = found[0], [fault.name for fault in found[1:]]
+            also = f"; also {', '.join(others[:NAMED_FAULTS])}" if others else ""
+            also += f" and {len(others) - NAMED_FAULTS} more" if len(others) > NAMED_FAULTS else ""
+            return f"fault: {first.name}, {self.how_far(first)}{also} ({figures})."
+        if self.aligned and not differing:
+            return f"aligned: all {tokens} log-probabilities have the same bytes on both sides."
+        if self.aligned:
+            return f"aligned within {spelled('atol')}: {figures}."
+        if not differing:
+            return (
+                "drift across batch sizes alone: rollouts of other batch sizes differ, each agrees with its training "
+                "side."
+            )
+        first_drift = next((run.first_divergent for run in self.runs if run.first_divergent), None)
+        begins = f"it begins in {first_drift.name}" if first_drift else "no recorded operator differs"
+        if first_drift and self.settings.rollout_ops == self.settings.training_ops == "rk":
+            return f"weights or settings differ, by less than rounding: {figures}; {begins}."
+        return f"{ROUNDING}: {figures}; {begins}."
+
+    def how_far(self, fault: Judgement) -> str:
+        """The size of a fault's error, in words."""
+        digits = 0 if fault.roundings >= 10 else 1
+        times = f"{fault.roundings:,.{digits}f} times its rounding"
+        if fault.kind == "logprob":
+            training = self.settings.training_temperature or self.settings.temperature
+            if training != self.settings.temperature:
+                return f"temperature {self.settings.temperature:g} in the rollout and {training:g} in training"
+            return f"{times} on equal logits"
+        scale = f" (training's outputs are {fault.factor:.4g} times the rollout's)" if fault.scaled else ""
+        return f"error {fault.error:.2%} on equal input, {times}{scale}"
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.model['model']}: {self}>"
