@@ -158,6 +158,15 @@ CASES: dict[str, tuple[Any, Any, str]] = {
     },
     "weight_offset infinite": (norm(weight_offset=float("inf")), ValueError, "weight_offset: expected a finite number"),
     "weight_offset a list": (norm(weight_offset=[1.0]), TypeError, "weight_offset: expected a number, got list"),
+    **{
+        f"weight_offset a flag, {name}, weight {weight is not None}": (
+            call(weight=weight, weight_offset=False),
+            TypeError,
+            "weight_offset: expected a number, got bool",
+        )
+        for name, call in (("eager", norm), ("autograd", graded), ("traced", traced), ("backward", back))
+        for weight in (W, None)
+    },
     "weight_offset without a weight": (norm(weight=None, weight_offset=1.0), ValueError, "weight_offset: expected 0"),
     # main_grad.
     "main_grad a list": (trained(main_grad=[0.0]), TypeError, "main_grad: expected a torch.Tensor, got list"),
