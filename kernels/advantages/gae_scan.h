@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// Whether a GPU's block has nothing to scan and only writes. Tokens outside every sequence get +0; tokens of a sequence
-// with bad offsets get NaN.
+// Returns true if a GPU's block has nothing to scan. Such a block only writes: +0 to tokens outside every sequence, and
+// NaN to tokens of a sequence with bad offsets.
 RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread, int threads) {
   const Sequences& q = p.sequences;
   if (!q.packed()) return false;
@@ -22,7 +22,7 @@ RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread,
   return rest >= 0 || is_bad;
 }
 
-// Step of the scan from x after a token to x at the token: x becomes advance(c, x, d).
+// A step of the scan turns the state x after a token into the state at the token, advance(c, x, d).
 struct ScanStep {
   float c, d;
 };
@@ -45,7 +45,7 @@ RLK_HD float vtrace_log_ratio(bool neutral, float logprob, float rollout_logprob
   return select(neutral && is_nan(rollout_logprob), 0.0f, sub_rn(logprob, rollout_logprob));
 }
 
-// Step of a token that counts. Only vtrace uses `log_ratio` and `rho`.
+// The step of a token that counts. Only vtrace uses `log_ratio` and `rho`.
 template <GaeKind kKind>
 RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float next, float log_ratio, float* rho) {
   if constexpr (kKind == GaeKind::kDiscountedReturns) return {k.gamma, reward};
@@ -56,7 +56,7 @@ RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float
   return {mul_rn(k.decay, min_or_nan(ratio, k.c_bar)), mul_rn(*rho, delta)};
 }
 
-// Advantage of vtrace for a token that counts, from x after the token.
+// The advantage of vtrace for a token that counts. x is the scan's state after the token.
 RLK_HD float vtrace_advantage(const GaeConstants& k, float reward, float value, float next, float x, float rho) {
   return mul_rn(rho, sub_rn(fma_rn(k.gamma, add_rn(next, x), reward), value));
 }

@@ -9,7 +9,7 @@ namespace rlk {
 
 // Statistics of a group, or of the batch.
 struct GroupStatistics {
-  float scale = 1.0f;  // factor of the rewards from which the next three fields are computed
+  float scale = 1.0f;  // rewards are multiplied by it before mean, std and baseline are computed
   float mean = 0.0f, std = 0.0f;
   float baseline = 0.0f;                // b of kMean and of kLengthMean
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
@@ -25,7 +25,7 @@ struct BatchStatistics {
   float mean = 0.0f;   // mean of the scaled rewards
 };
 
-// Integers beyond 2^24 round to nearest even, as a conversion does everywhere. A negative length is NaN.
+// A length as fp32. An integer beyond 2^24 rounds to nearest even. A negative length becomes NaN.
 RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   const std::int64_t at = i * p.length_stride;
   const float length = p.length_dtype == DType::kFloat32
@@ -34,7 +34,7 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   return length < 0.0f ? canonical_nan() : length;
 }
 
-// Treatment of a batch with one member. With the batch's mean as the baseline, the baseline is the only reward and the
+// How a batch with one member is treated. If the baseline is the batch's mean, it equals the only reward, so the
 // advantage is 0.
 RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
@@ -63,7 +63,7 @@ struct Extremes {
 };
 RLK_HD Extremes no_extremes() { return {-infinity(), -infinity(), infinity(), 0x7fffffff}; }
 
-// Sets n and constant; sets mean and std if they need no sum. Returns whether they need a sum.
+// Sets n and constant, and also mean and std if neither needs a sum. Returns whether mean and std need a sum.
 RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, const Extremes& e, GroupStatistics* g) {
   g->n = n;
   g->any_nan = any_nan;
@@ -80,8 +80,8 @@ RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, con
   g->baseline = g->mean;
   return n >= 2 && !g->constant;
 }
-// Sets the remaining fields where a sum is needed. reward(member) gives a reward; sum(f) adds f(member) over the
-// members that count; `least` is the least reward.
+// Sets the remaining fields if begin_statistics returned true. reward(member) gives a reward; sum(f) adds f(member)
+// over the members that count; `least` is the least reward.
 template <class Sum, class Reward>
 RLK_HD void find_moments(const Sum& sum, const Reward& reward, float least, GroupStatistics* g) {
   const float scale = moment_scale(least, g->largest).both();
@@ -109,7 +109,7 @@ RLK_HD void find_deviation(const Sum& sum, const Reward& reward, float least, co
   g->std = sqrt_rn(div_rn(squares, float_of_count(g->n - 1)));
   g->up = up;
 }
-// b of kLengthMean over scaled rewards; length(member) gives a length.
+// The baseline b of kLengthMean, computed from scaled rewards; length(member) gives a length.
 template <class Sum, class Reward, class Length>
 RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& length, float scale) {
   const float lengths = sum(length);
@@ -179,7 +179,7 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   write_results(p, i, x, unscaled(batch.mean, batch.scale), scale.std,
                 (of_group && g.n == 1 ? kGroupAlone : 0) | (excluded ? kSequenceExcluded : 0));
 }
-// Results of a member for the other baselines.
+// Writes a member's results for every baseline except kBatchMean.
 RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g, const MemberScale& scale, float alpha,
                          std::int32_t member, std::int64_t i) {
   const float s = p.rewards[i * p.reward_stride];
@@ -192,7 +192,7 @@ RLK_HD void write_member(const GroupAdvantageParams& p, const GroupStatistics& g
   if (p.leave_one_out && g.n >= 2) x = mul_rn(scale.factor, x);
   if (p.best_only) {
     x = member == g.best ? add_rn(sub_rn(mul_rn(g.largest, scale.scale), mul_rn(g.second, scale.scale)), 0.0f) : 0.0f;
-    if (g.any_nan || is_nan(s)) x = canonical_nan();  // comparisons never select a NaN
+    if (g.any_nan || is_nan(s)) x = canonical_nan();  // comparisons never choose a NaN as the best reward
   }
   if (p.scale != GroupScale::kNone) x = div_rn(x, scale.divisor);
   if (p.by_nonzero) x = div_rn(mul_rn(alpha, x), p.f_norm);

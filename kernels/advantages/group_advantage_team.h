@@ -1,4 +1,4 @@
-// group_advantage by teams of 32 lanes and by blocks of teams, as in team_sum.h; shared by CUDA and HIP.
+// group_advantage on teams of 32 lanes and on blocks of teams, which team_sum.h defines. CUDA and HIP share this file.
 #pragma once
 
 #include "kernels/advantages/group_advantage_check.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Statistics of members that do not depend on the order.
+// Statistics that do not depend on the order of the members.
 struct MemberCounts {
   Extremes extremes = no_extremes();
   std::int32_t n = 0, nans = 0, nonzero = 0;
@@ -98,7 +98,7 @@ RLK_DEVICE void advantages_of_group(const Team& team, const GroupAdvantageParams
   }
 }
 
-// A block of teams computes the batch. counts() gives memory for one MemberCounts per team, which all lanes share.
+// A block of teams computes the batch's statistics. counts() gives shared memory for one MemberCounts per team.
 template <class Block>
 RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantageParams& p, BatchStatistics* to) {
   const auto& team = block.team();
@@ -132,8 +132,8 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
   *to = {g.std, g.scale, div_rn(float_of_count(c.n), float_of_count(c.nonzero > 0 ? c.nonzero : 1)), g.mean};
 }
 
-// The members of groups that are given by ids: the sequences in the order of their ids. There are two such arrays, as
-// kernels/advantages/merge_order.h requires. The result is in the second array.
+// If groups are given by ids, the workspace holds the indices of the sequences, sorted by id. The sort in
+// kernels/advantages/merge_order.h needs two arrays of indices. The second array holds the sorted indices.
 constexpr std::int64_t kBatchStatisticsBytes = 16;
 static_assert(sizeof(BatchStatistics) <= kBatchStatisticsBytes);
 RLK_HD std::int32_t* order_memory(const GroupAdvantageParams& p, bool first) {
@@ -148,7 +148,7 @@ inline std::int64_t workspace_bytes_of_teams(const GroupAdvantageParams& p) {
 RLK_DEVICE std::int64_t group_id(const GroupAdvantageParams& p, std::int64_t i) {
   return load_index(p.group_ids, p.index_dtype, i);
 }
-// Does one merge pass for the index at place `at`.
+// Moves the index at place `at` to its place after one merge pass.
 RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool from_first, std::int32_t at) {
   merge_index<PlainMemory>([&](std::int64_t i) { return group_id(p, i); }, static_cast<std::int32_t>(p.num_sequences),
                            run, at, order_memory(p, from_first), order_memory(p, !from_first));

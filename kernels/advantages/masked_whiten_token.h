@@ -1,4 +1,5 @@
-// Formulas of ops/masked_whiten.h after the sums, and the memory between the passes; shared by all backends.
+// The formulas of ops/masked_whiten.h that follow the sums, and the memory that passes share. All backends use this
+// file.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -21,7 +22,7 @@ inline void check_masked_whiten(const MaskedWhitenParams& p) {
   RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
 }
 
-// Takes the sum of all values that count, and the least and largest of these values, without NaNs.
+// `sum` is the sum of all values that count. `least` and `largest` are their extremes and ignore NaNs.
 RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
   WhitenStatistics s;
   s.n = n;
@@ -58,8 +59,8 @@ RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F 
   return select(is_nan(y), broadcast<F>(canonical_nan()), y);
 }
 
-// Memory on a GPU: the statistics, and per sequence the number of tokens that count, their sum, the least and the
-// largest.
+// Memory on a GPU. It holds the statistics, and for each sequence the number of tokens that count with their sum,
+// minimum and maximum.
 struct WhitenMemory {
   WhitenStatistics* statistics;
   std::int64_t* counts;

@@ -1,6 +1,6 @@
-// Sorts indices by their keys on a GPU, equal keys by index, with two arrays of indices as its only memory. A block
-// sorts one run of indices. Then kMergeWays runs at a time are merged: each index finds its place by binary search in
-// the other runs.
+// Sorts indices by their keys on a GPU. Indices with equal keys stay in ascending order. The sort uses two arrays of
+// indices and no other global memory. First each block sorts one run of indices. Then kMergeWays runs at a time are
+// merged: a binary search in the other runs finds the place of each index.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,15 @@ struct OrderShared {
 
 inline std::int64_t order_runs(std::int64_t num) { return (num + kOrderRun - 1) / kOrderRun; }
 
-// Whether runs are first sorted into the first of the two arrays, so that the last merge writes into the second.
+// Whether the blocks write their sorted runs to the first of the two arrays. Merge passes alternate between the arrays,
+// and the last pass must write the second one.
 inline bool order_begins_first(std::int64_t num) {
   bool first = false;
   for (std::int64_t run = kOrderRun; run < num; run *= kMergeWays) first = !first;
   return first;
 }
-// Calls merge(length of sorted runs, whether the runs are in the first array) for each pass; a pass writes the other
-// array.
+// Calls merge(run, from_first) for each pass: `run` is the length of the sorted runs, and `from_first` tells whether
+// the first array holds them. The pass writes the other array.
 template <class F>
 void for_each_merge(std::int64_t num, const F& merge) {
   bool from_first = order_begins_first(num);
@@ -36,8 +37,8 @@ void for_each_merge(std::int64_t num, const F& merge) {
   }
 }
 
-// A block sorts a run of `num` indices by a bitonic network. key(index) gives a key; barrier() synchronises the block,
-// warp_barrier() 32 threads.
+// A block sorts a run of `num` indices by a bitonic network. key(index) gives a key. barrier() synchronises the block,
+// and warp_barrier() synchronises 32 threads.
 template <class Memory, class Key, class Barrier, class WarpBarrier>
 RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int thread, OrderShared& shared,
                       std::int32_t* order, const Barrier& barrier, const WarpBarrier& warp_barrier) {
@@ -63,7 +64,7 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
         shared.indices[a] = j;
         shared.indices[b] = i;
       }
-      // One warp handles all pairs among 64 neighbours or fewer.
+      // If all pairs lie within 64 neighbouring places, the same warp handles them, so a warp barrier is enough.
       stride > 32 || (stride == 1 && size >= 64) ? barrier() : warp_barrier();
     }
   }
@@ -84,7 +85,7 @@ RLK_HD void merge_index(const Key& key, std::int32_t num, std::int32_t run, std:
     bool exists[kMergeWays];
     std::int64_t other[kMergeWays];
     RLK_UNROLL
-    for (int w = 0; w < kMergeWays; ++w) {  // without branches, so that the loads are in flight together
+    for (int w = 0; w < kMergeWays; ++w) {  // no branches: all loads are in flight together
       const std::int64_t probe = std::int64_t{group + w} * run + before[w] + step - 1;
       exists[w] = group + w != own && before[w] + step <= run && probe < num;
       other[w] = key(from[exists[w] ? probe : at]);

@@ -1,6 +1,7 @@
-// optimal_token_baseline on a GPU, for every vendor. First a block scans each sequence, a chunk at a time from either
-// end. Then the blocks of a group process its positions, one thread per position. A workspace carries W of every token,
-// and each sequence's number of tokens that count, from the first step to the second step.
+// optimal_token_baseline on a GPU, for every vendor. In the first step one block per sequence scans W from the first
+// chunk on and G from the last chunk back. In the second step the blocks of a group process its positions, one thread
+// per position. The first step leaves W of every token, and the number of tokens that count in each sequence, in a
+// workspace for the second step.
 #pragma once
 
 #include "kernels/advantages/optimal_baseline_token.h"
@@ -21,8 +22,8 @@ struct BaselineWorkspace {
   }
 };
 
-// Blocks per group: enough for the mean length of its sequences, up to a bound. Each block takes the next tile that no
-// block has taken.
+// Blocks per group: one for each chunk of a sequence of mean length, up to a bound. Block `part` processes every chunk
+// whose index is `part` plus a multiple of the number of blocks.
 inline std::int64_t baseline_blocks_of_group(const Sequences& q) {
   constexpr std::int64_t kMost = 64;
   const std::int64_t tiles = (mean_length(q) + kBaselineChunk - 1) / kBaselineChunk;
@@ -35,7 +36,7 @@ struct BaselineShared {
   std::uint32_t counts[kBaselineChunk / 32];
 };
 
-// Offset of a sequence in the outputs and the workspace, and in inputs with a stride of their own.
+// Offset of a sequence's first token in the outputs and in the workspace.
 RLK_HD std::int64_t output_offset(const Sequences& q, std::int64_t s, const TokenSpan& span) {
   return q.packed() ? span.begin : s * q.num_tokens;
 }
@@ -64,7 +65,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   float* const weights = in_global(w.weights) + to;
   float* const returns = in_global(p.returns) + to;
   const std::int64_t chunks = (span.length + kBaselineChunk - 1) / kBaselineChunk;
-  // G is NaN for a sequence next to bad offsets.
+  // G (the sum of rewards from a token on) is NaN for a sequence with bad offsets.
   float before = 0.0f, after = has_bad_offsets(q, s) ? canonical_nan() : 0.0f;
   std::uint32_t tokens = 0;
   RLK_UNROLL_NOT
@@ -107,7 +108,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   in_global(w.counts)[s] = total;
 }
 
-// Processes the positions of part `part` out of `parts` of a group.
+// Computes advantages at the positions of a group that belong to part `part` out of `parts` parts.
 template <class Gpu>
 RLK_DEVICE void baseline_group(const OptimalTokenBaselineParams& p, const BaselineWorkspace& w, std::int64_t group,
                                std::int64_t part, std::int64_t parts) {

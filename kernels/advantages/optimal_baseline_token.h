@@ -28,7 +28,7 @@ inline void check_optimal_token_baseline(const OptimalTokenBaselineParams& p) {
             "optimal_token_baseline: advantages and returns are given");
 }
 
-// w of a token.
+// The weight w of a token.
 template <class F>
 RLK_HD F baseline_weight(F logprob, F sum_p_sq) {
   const F zero = broadcast<F>(0.0f), p = exp(logprob);
@@ -40,7 +40,7 @@ RLK_HD F weighted_by(F w, F importance) {
   return mul_rn(w, mul_rn(importance, importance));
 }
 
-// Stands in place of W for a token that does not count; W itself is never negative.
+// Marks a token that does not count where its W would be stored. W itself is never negative.
 constexpr float kNoWeight = -1.0f;
 
 // The sequences of a group.
@@ -49,7 +49,8 @@ RLK_HD OffsetRange group_of(const OptimalTokenBaselineParams& p, std::int64_t g)
   return range_of({p.group_offsets, p.group_dtype}, g, p.sequences.num_sequences);
 }
 
-// The first position at which a sequence of the group has no baseline. Call add() for each sequence, ascending.
+// Tells at which positions the longest sequence of a group has no other sequence left to compare with, and so no
+// baseline. Call add() for each sequence in ascending order.
 struct BaselineTail {
   std::int64_t sequence = -1, longest = -1, second = -1;
   RLK_HD void add(std::int64_t s, std::int64_t tokens) {

@@ -1,6 +1,6 @@
-// scatter_rewards adds rewards to the tokens of a sequence after the pass over tokens. On a GPU one wave takes a
-// sequence; on the CPU a wave is one lane. Spans that may share a token are added one after another. Each token belongs
-// to one lane throughout, so additions come in the order of the spans.
+// The step of scatter_rewards that adds rewards of spans and sequences to tokens, after the pass over tokens. On a GPU
+// one wave processes a sequence. On the CPU a wave is one lane. Spans that may share a token are added one after
+// another. The same lane always processes a given token, so a token's additions happen in the order of the spans.
 //
 // Gpu has the members listed in kernels/tokens/lane_passes.h and wave_barrier(). After wave_barrier(), a lane's earlier
 // writes are visible to the other lanes of its wave.
@@ -41,7 +41,7 @@ class RewardSequence {
   }
 
  private:
-  // kAhead: positions of a lane whose loads are in flight together.
+  // kAhead is the number of positions per lane whose loads are in flight together.
   static constexpr int kLanes = Gpu::kLanes, kAhead = kSpreads ? 8 : 4;
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
@@ -63,7 +63,8 @@ class RewardSequence {
       last = last > other ? last : other;
     }
     last_ = last;
-    // If offsets do not ascend, tiles of this sequence may have no block, and its results may be anything.
+    // If offsets do not ascend, no block may have processed some of this sequence's tiles, and the counts are then
+    // garbage.
     const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
     if (!sound) length_ = 0;
   }
@@ -72,8 +73,8 @@ class RewardSequence {
     return x;
   }
 
-  // Bits of this lane's scored tokens of a chunk within [begin, end). Bit k is position
-  // chunk * kChunk + k * kLanes + lane.
+  // Returns which of this lane's tokens in a chunk count and lie within [begin, end). Bit k stands for position chunk *
+  // kChunk + k * kLanes + lane.
   RLK_DEVICE std::uint32_t counted_of(std::int64_t chunk, std::int64_t begin, std::int64_t end) const {
     std::uint32_t found = 0;
     with_flag_bytes(flags_, [&](auto bytes) {
@@ -90,10 +91,10 @@ class RewardSequence {
     });
     return found;
   }
-  // This lane's bit of the last (or first) token that any lane found in the chunk; 0 if another
-  // lane has it.
+  // Finds the last (or first) token of the chunk that any lane found. Returns its bit in the lane that has the token,
+  // and 0 in every other lane.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
-    std::uint32_t most = 0;  // distance from the other end of the chunk, plus one
+    std::uint32_t most = 0;  // distance from the chunk's opposite end, plus one
     RLK_UNROLL
     for (int k = 0; k < kAhead; ++k) {
       const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);
@@ -143,9 +144,9 @@ class RewardSequence {
     }
     return true;
   }
-  // Adds all spans at once if they do not overlap, as with turns, and each span's last or first token counts. The
-  // spans' tokens are then distinct, so one lane adds each span. If any span is of another kind, the function adds
-  // none.
+  // Adds the spans [first, after) at once, one lane per span. This needs spans that do not overlap (such as the turns
+  // of a dialogue) and whose last or first token counts: each span then changes a token of its own. If any span does
+  // not meet these conditions, the function adds none of the spans and returns false.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;
@@ -162,7 +163,8 @@ class RewardSequence {
     if (begin < end) add(at, in_global(p_.span_rewards)[i], 0.0f);
     return true;
   }
-  // Spreading needs two rounds: the first counts the tokens, the second adds the shares.
+  // Spreading a reward takes two rounds. The first round counts the span's tokens. The second round adds to each token
+  // its share.
   RLK_DEVICE void add_span(std::int64_t begin, std::int64_t end, float reward) const {
     if (begin >= end) return;
     const bool last = p_.spec.place == SpanPlace::kLast;
@@ -204,8 +206,8 @@ class RewardSequence {
   float lagrange_ = 0.0f;
 };
 
-// Blocks of the pass over sequences, where each wave takes a sequence. The pass over tokens leaves results for this
-// pass, one per tile.
+// Number of blocks of the pass over sequences. Each wave of this pass processes one sequence and reads the results that
+// the pass over tokens left, one per tile.
 template <class Gpu>
 std::int64_t reward_blocks(const Sequences& q) {
   return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;

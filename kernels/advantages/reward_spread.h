@@ -1,9 +1,9 @@
-// scatter_rewards on a GPU for rewards that are spread over the tokens of spans: one block or a few for each sequence.
-// A block keeps the sequence's mask as bits, with the count before each word. Two look-ups then count a span's tokens.
-// After that it writes each token once, a vector at a time.
-// HBM bandwidth bounds this pass. If tokens have no rewards of their own, it is the only pass: it reads the mask once
-// and writes the outputs. Otherwise this pass follows the pass over tokens, and touches only vectors that hold a span
-// or the sequence's reward.
+// scatter_rewards on a GPU for rewards that are spread over the tokens of spans. One block or a few blocks process a
+// sequence. A block keeps the sequence's mask as bits in shared memory, with the number of set bits before each word.
+// Two look-ups therefore give the number of a span's tokens. The block then writes each token once, a vector at a time.
+// HBM bandwidth bounds this pass. If tokens have no rewards of their own, this pass is the only one: it reads the mask
+// and writes the outputs. Otherwise the pass over tokens runs first, and this pass updates only vectors that hold
+// tokens of a span or the sequence's reward.
 #pragma once
 
 #include <limits>
@@ -13,11 +13,11 @@
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, minus one for an empty span that ends the
-                        // list
+    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, except for one entry that marks the
+                        // list's end
 constexpr int kMostSpreadParts = 32;
 
-// Whether this pass can serve a call, given the tile of a block. Positions and numbers of spans must fit an int.
+// Whether this pass can compute a call, given the tile of a block. Positions and numbers of spans must fit an int.
 template <class Gpu>
 bool spreads_by_blocks(const ScatterRewardsParams& p, int tile) {
   constexpr std::int64_t kMost = std::int64_t{1} << 30;
@@ -36,9 +36,9 @@ struct alignas(16) SpreadSpan {
 struct SpreadShared {
   MaskShared mask;
   SpreadSpan spans[kTokenThreads];
-  float shares[kTokenThreads];  // the reward per token of a span; the span's reward until its tokens are counted
+  float shares[kTokenThreads];  // the reward of a span; after its tokens are counted, the reward per token
   std::uint32_t counts[kTokenThreads];
-  // One value per wave: the number of spans from the first invalid one on; whether spans do not overlap.
+  // Per wave: `left` is the number of spans from the first invalid span on; `are_apart` is 0 if no spans overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
   float reward, cost, lagrange;  // the sequence's values, as given
   float blank, blank_combined;   // initial value of the sequence's tokens: NaN if the sequence's offsets are bad
@@ -47,7 +47,8 @@ struct SpreadShared {
 template <class Gpu>
 class RewardSpread {
  public:
-  // Block number `part` of `parts` blocks of sequence s. are_written: the tokens already hold their own values.
+  // The work of block `part`, one of the `parts` blocks of sequence s. are_written: an earlier pass wrote the tokens'
+  // own values.
   RLK_DEVICE RewardSpread(const ScatterRewardsParams& p, std::int64_t s, int part, int parts, bool are_written,
                           SpreadShared* shared)
       : p_(p),
@@ -88,7 +89,8 @@ class RewardSpread {
   static constexpr int kNowhere = -kVec4, kBehind = std::numeric_limits<std::int32_t>::max();
 
   RLK_DEVICE const ScatterRewardsParams& p() const { return Gpu::first_argument(p_); }
-  // These values stay in vector registers. Wave-uniform values that live over a loop would exceed the SGPR budget.
+  // Returns x in a vector register. Wave-uniform values would otherwise stay in SGPRs over a loop, and there are not
+  // enough SGPRs.
   static RLK_DEVICE std::int64_t of_lane(std::int64_t x) {
     return static_cast<std::int64_t>(Gpu::of_lane(static_cast<std::uintptr_t>(x)));
   }
@@ -107,14 +109,14 @@ class RewardSpread {
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
 
-  // Index of this thread's span, counted from the next span. The last threads process spans, since the first threads
-  // wait for the mask.
+  // Index of this thread's span among the loaded spans. The last threads process the first spans, because the first
+  // threads wait for the mask.
   RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
     return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);
   }
-  // Counts the spans from the first invalid one on, and tells whether a span begins before the previous one ends. Spans
-  // of a sequence with bad offsets are never read.
+  // Counts the spans from the first invalid span on, and finds out whether a span begins before the previous span ends.
+  // Never reads the spans of a sequence with bad offsets.
   RLK_DEVICE void check_spans() {
     const ScatterRewardsParams& p = this->p();
     const bool has_good_cuts = !has_bad_offsets(p.sequences, s_);
@@ -129,8 +131,8 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane makes a copy. Without a copy the compiler selects between the address of an argument and an address in
-      // global memory.
+      // of_lane makes a copy of the value. Without the copy, the compiler would select between two addresses: one of a
+      // kernel argument, and one in global memory.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();
@@ -160,7 +162,7 @@ class RewardSpread {
     if (left > 0 && thread() == kRewardThread) shared_->reward = canonical_nan();
     num_spans_ -= static_cast<int>(left);
   }
-  // Loads spans from `first` on, at most kSpreadSpans.
+  // Loads at most kSpreadSpans spans, from index `first` on.
   RLK_DEVICE void begin_spans(int first) {
     const int rest = num_spans_ - first, i = own_span();
     count_ = rest < kSpreadSpans ? rest : kSpreadSpans;
@@ -203,7 +205,8 @@ class RewardSpread {
     }
     Gpu::barrier();
   }
-  // Index of the first turn that ends after the position, or of a turn after all positions.
+  // Index of the first turn (a span that overlaps no other) that ends after the position. If there is none, the index
+  // of the list's end.
   RLK_DEVICE int turn_of(int position) const {
     int i = 0;
     RLK_UNROLL_NOT
@@ -215,7 +218,8 @@ class RewardSpread {
 
   // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-  // The same thread reads and writes a vector, and a wave takes neighbouring vectors. is_last: no further spans follow.
+  // Each vector is read and written by the same thread, and a wave processes neighbouring vectors. is_last: no further
+  // spans follow.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
@@ -243,8 +247,8 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // Writes positions up to `end` that all get the same value: the positions of a turn, or the positions before the turn
-  // `span`.
+  // A run of positions up to `end`. All its tokens that count get the same value. Its positions are those of the turn
+  // `span`, or those before this turn.
   struct Run {
     int span, end;
     float reward, combined;
@@ -271,7 +275,8 @@ class RewardSpread {
     if (p.costs != nullptr) Gpu::store_vec4(in_global(p.costs) + to, Vec4{});
     if (p.combined != nullptr) Gpu::store_vec4(in_global(p.combined) + to, of_counted(run.combined));
   }
-  // Writes four positions of any kind. i: the first turn that ends after the first position, or the first span.
+  // Writes four positions, whatever spans they belong to. i is the first turn that ends after the first position; if
+  // spans overlap, i is the first span.
   RLK_DEVICE void write_vec4(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);
@@ -311,7 +316,7 @@ class RewardSpread {
     x = where(mask, combined_reward(p.spec, x, cost, shared_->lagrange));
     store_tokens(in_global(p.combined) + to, at, x);
   }
-  // Whether four positions of the stretch, the first at -3 or later, can be written as one vector.
+  // Whether the four positions from `at` on (`at` >= -3) can be written as one vector: all must lie in the stretch.
   RLK_DEVICE bool are_whole(const float* tokens, int at) const {
     return at >= 0 && at + kVec4 <= mask_.tokens && is_aligned(tokens, sizeof(Vec4));
   }
@@ -340,25 +345,27 @@ class RewardSpread {
   Written written_;
   int length_;
   MaskStretch<Gpu> mask_;
-  int stretch_ = -1;  // stretch that is loaded
-  // Number of the sequence's spans before the first invalid span, and number of loaded spans.
+  int stretch_ = -1;  // the stretch of the mask that is loaded
+  // Index of the sequence's first span, number of its spans before the first invalid span, and number of loaded spans.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
-  int num_tokens_ = 0, last_ = kNowhere;  // number of the sequence's tokens that count, and position of the last one
+  int num_tokens_ = 0, last_ = kNowhere;  // number of tokens that count in the sequence; position of the last such
+                                          // token
 };
 
-// Further blocks, after the blocks of the sequences, clear packed tokens outside every sequence. `rest` is this block's
-// index among the further blocks.
+// The grid ends with blocks that clear packed tokens outside every sequence. `rest` is this block's index among these
+// blocks.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // The code has no loop, since in a loop HIP's compiler would forget that the arrays are not in shared memory.
+  // The three calls are written out. In a loop over the arrays, HIP's compiler would no longer know that they are not
+  // in shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.combined, rest, parts, Gpu::thread(), kTokenThreads);
 }
 
-// Work of block `block`, among spread_parts blocks per sequence. are_written: reward_tokens ran before.
+// The work of block `block`. A sequence has spread_parts blocks. are_written: reward_tokens ran before this pass.
 template <class Gpu>
 RLK_DEVICE void spread_rewards(const ScatterRewardsParams& p, std::int64_t block, int parts, bool are_written,
                                SpreadShared* shared) {

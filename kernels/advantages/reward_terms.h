@@ -1,4 +1,4 @@
-// Formulas of ops/scatter_rewards.h for one token, which every backend shares, and checks of memory safety.
+// The formulas of ops/scatter_rewards.h for one token, shared by every backend, and the checks for memory safety.
 #pragma once
 
 #include "kernels/losses/kl_terms.h"
@@ -48,15 +48,15 @@ RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) 
 RLK_HD float given_reward(const ScatterRewardsParams& p, std::int64_t s) {
   return p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
 }
-// Reward of a sequence with n scored tokens.
+// The reward of a sequence with n tokens that count.
 RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n) {
   const float penalised = sub_rn(given, mul_rn(spec.length_penalty, static_cast<float>(n)));
   const float left = static_cast<float>(spec.overlong_begin - n), buffer = static_cast<float>(spec.overlong_buffer);
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));
 }
 
-// Each tile leaves the number of its tokens that count. It also leaves, as a maximum, the place of the last such token:
-// its distance from the preceding multiple of 2^kWindow, plus one.
+// The results of a tile are the number of its tokens that count, and the place of the last such token as a maximum. A
+// place is the position minus the preceding multiple of 2^kWindow, plus one.
 constexpr int kWindow = 13;
 
 enum RewardInput : int { kRewardOfToken, kRewardLogprob, kRewardRefLogprob, kRewardInputs };

@@ -1,6 +1,7 @@
-// Pass over tokens of scatter_rewards for tokens with neither a reward of their own nor a KL term. The pass writes 0,
-// or NaN if the offsets of a sequence are bad or the Lagrange weight is not finite. HBM bandwidth bounds this pass. The
-// pass reads one byte of mask per token, and writes outputs as whole vectors for any place of a sequence.
+// The pass over tokens of scatter_rewards if tokens have neither a reward of their own nor a KL term. It writes 0 to
+// each token. It writes NaN instead if a sequence's offsets are bad or the Lagrange weight is negative or not finite.
+// HBM bandwidth bounds this pass. It reads one byte of mask per token, and writes outputs as whole vectors wherever a
+// sequence begins.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"
@@ -8,14 +9,14 @@
 
 namespace rlk {
 
-// Whether this pass can serve a call, given the tile of a block.
+// Whether this pass can compute a call, given the tile of a block.
 template <class Gpu>
 bool are_blank(const ScatterRewardsParams& p, int tile) {
   const bool bytes = p.mask.bytes <= 1;
   return bytes && p.token_rewards.data == nullptr && p.spec.kl == KlEstimator::kNone && tile != kWaveTile<Gpu>;
 }
 
-// The number of a tile's tokens that count, and the index of the last such token plus one.
+// `count` is the number of a tile's tokens that count. `after` is the index of the last such token, plus one.
 struct CountedTokens {
   std::uint32_t count = 0, after = 0;
 
@@ -24,7 +25,7 @@ struct CountedTokens {
     ++count;
     at_least(index + 1);
   }
-  // Takes sixteen flags.
+  // Counts sixteen flags, the first at `index`.
   RLK_DEVICE void take(const Vec4& flags, int index) {
     RLK_UNROLL
     for (int i = 0; i < kVec4; ++i) {
@@ -42,8 +43,8 @@ struct CountedTokens {
   }
 };
 
-// Splits `count` elements of `bytes` each, from an address on, into whole vectors of 16 bytes and the elements before
-// and after them.
+// Splits an array of `count` elements, each `bytes` long, into aligned vectors of 16 bytes, `head` elements before the
+// vectors, and the elements after the vectors.
 struct VectorRun {
   int head, vectors;
   RLK_DEVICE VectorRun(const void* from, int count, int bytes) {
@@ -54,7 +55,7 @@ struct VectorRun {
   }
 };
 
-// This thread's part of `count` flags.
+// Counts the flags that this thread reads out of an array of `count` flags.
 template <class Gpu>
 RLK_DEVICE CountedTokens counted_tokens(const std::uint8_t* flags, int count) {
   CountedTokens found;
@@ -94,7 +95,7 @@ RLK_DEVICE void fill_where(const std::uint8_t* flags, float value, float* to, in
 struct BlanksShared {
   CountedTokens of_waves[kMostTokenWaves];
 };
-// Replaces reward_tokens where are_blank holds: the tile of slot `block`.
+// Replaces reward_tokens for a call that are_blank accepts. The block processes the tile of slot `block`.
 template <class Gpu>
 RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_partials, int tile, std::int64_t block,
                              BlanksShared* shared) {
