@@ -1,6 +1,7 @@
-// Backward of attention for the kernels of CUDA and HIP. It computes delta of each row, then dq by tiles of queries,
-// then dk and dv by tiles of keys. One thread computes each chain. So there are no atomics and no sums across blocks,
-// but scores are computed twice. The fp32 units bound the kernels.
+// The backward of attention for the kernels of CUDA and HIP. It computes delta of each row, then dq by tiles of
+// queries, then dk and dv by tiles of keys. A chain is a sum by fma in a fixed order, and one thread computes it. The
+// backward therefore needs no atomics and no sums across blocks, but it computes scores twice. The fp32 units bound the
+// kernels.
 #pragma once
 
 #include "kernels/attention/multiply.h"
@@ -8,7 +9,8 @@
 
 namespace rlk {
 
-// Sum over d of dout * out, for every query and head that sees a key. Each of eight lanes computes one chain.
+// delta = the sum over d of dout * out, minus dlse, for every query and head that sees a key. Each of eight lanes
+// computes one chain of the sum.
 template <class Gpu, class T>
 RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t rows, std::int64_t block,
                                 std::int64_t blocks) {
@@ -37,14 +39,14 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The segment of the tile that is being computed. It lies in shared memory, since the sums take up the registers.
+// The part of the tile that the block currently computes. It lies in shared memory because the sums fill the registers.
 struct AttentionBackwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
-  std::int32_t first, last;                    // keys that the queries see, or queries that see the keys
+  std::int32_t first, last;                    // range of keys that the queries see, or of queries that see the keys
 };
 
-// Shared memory of a tile's threads. The rows come from q and dout and the columns from k and v, or the other way
-// round.
+// The shared memory of the threads that compute a tile. For dq the rows are queries (q and dout) and the columns are
+// keys (k and v). For dk and dv the rows are keys and the columns are queries.
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
@@ -57,8 +59,8 @@ struct AttentionBackwardShared {
 
   static constexpr int kColumnsOrRows = Tile::kBlock;
   static_assert(Tile::kRows <= kColumnsOrRows);
-  // Whether the sums of dq lie in shared memory. In registers, a tile of 64 columns would spill them. Sums of wider
-  // tiles do not fit into LDS.
+  // Whether the sums of dq lie in shared memory. With 64 columns, sums in registers would spill. With more columns, the
+  // sums do not fit into LDS.
   static constexpr bool kSharesTotal = Tile::kColumns <= 64;
   static constexpr int kTotal = kSharesTotal ? Tile::kRows * Tile::kColumns : 0;
   static constexpr int kBytes = 2 * carved(Tile::kRows * Tile::kColumns, 4) + carved(Tile::kStageFloats, 4) +
@@ -84,7 +86,7 @@ struct AttentionBackwardShared {
   }
 };
 
-// Computation on a tile that both passes share.
+// The computation on a tile that the pass for dq shares with the pass for dk and dv.
 template <class Gpu, class T, class Tile, class Params>
 class AttentionBackward {
  public:
@@ -100,7 +102,8 @@ class AttentionBackward {
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
   // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. An element is
-  // nothing() if the row does not see the column. Returns whether some row does not see a column that is in memory.
+  // nothing() if the row does not see the column, or if the score is -Inf. Returns whether any element of a column
+  // between the scene's first column and `end` is nothing().
   template <Exp kExp, bool kByColumn>
   RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
                           int end) const {
@@ -128,7 +131,7 @@ class AttentionBackward {
         holes |= missing && column >= holes_first && column < holes_last;
         float ds = mul_rn(p, sub_rn(dp[r][i], s_.delta[of]));
         if (softcap) ds = mul_rn(ds, AttentionSoftcap::slope(h));
-        // The + 0 turns a product of -0 into +0, since -0 marks a missing link (nothing()).
+        // -0 marks a missing element (nothing()), so + 0 turns a product of -0 into +0.
         dp[r][i] = missing ? nothing() : add_rn(as_element<T>(ds), 0.0f);
         scores[r][i] = missing ? nothing() : as_element<T>(p);
       }
@@ -160,7 +163,7 @@ class AttentionBackward {
     }
   }
 
-  // Stores a contiguous row of a gradient with `dim` columns. Sums of an unused row may hold anything.
+  // Stores a contiguous row of a gradient with `dim` columns. Writes zeros for an unused row and ignores its sums.
   RLK_DEVICE void store(bool used, const float (&sums)[Tile::kSums], float scale, void* to, int dim,
                         std::int64_t token_and_head) const {
     auto* out = in_memory(static_cast<typename T::Storage*>(to)) + token_and_head * dim + tid() % kAttentionLines * 4;
@@ -181,7 +184,7 @@ class AttentionBackward {
   AttentionBackwardShared<Tile> s_;
 };
 
-// dq of a tile of rows. A row is a query in one of the heads that share a key head.
+// Computes dq of a tile of rows. A row is a query in one of the query heads that share a key head.
 template <class Gpu, class T, class Tile, class Params = AttentionBackwardParams>
 class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
   using Base = AttentionBackward<Gpu, T, Tile, Params>;
@@ -307,7 +310,7 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
     Gpu::barrier();  // weights and offsets are written again
   }
 
-  // dq of the earlier blocks, in registers or in the thread's slots of shared memory.
+  // dq summed over the earlier blocks of keys. The sum lies in registers or in the thread's slots of shared memory.
   static constexpr bool kShares = AttentionBackwardShared<Tile>::kSharesTotal;
   RLK_DEVICE float& total(int r, int i) {
     if constexpr (kShares) {
@@ -320,7 +323,7 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
   float dq_[kShares ? 1 : kOfThread][kShares ? 1 : Tile::kSums];
 };
 
-// dk and dv of a tile of keys.
+// Computes dk and dv of a tile of keys.
 template <class Gpu, class T, class Tile, class Params = AttentionBackwardParams>
 class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
   using Base = AttentionBackward<Gpu, T, Tile, Params>;
@@ -380,8 +383,8 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
   }
 
-  // A tile of a segment's keys. At least the query of a key's own token sees the key. The loop's variables lie in
-  // shared memory, since the chains need the scalar registers.
+  // Computes a tile of keys of one segment of a tree. Every key has a query that sees it: the query of its own token.
+  // The loop's variables lie in shared memory because the chains need the scalar registers.
   RLK_DEVICE void run_segment(std::int64_t segment, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
     if (tid() == 0) *s_.scene = {kv_head, segment, begin, end, 0, 0};
     Gpu::barrier();
@@ -412,7 +415,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     }
     Gpu::barrier();  // the next tile overwrites what the current tile reads
   }
-  // Finds the tile's segment again, by its keys.
+  // Finds the segment that the tile's keys belong to.
   RLK_DEVICE std::int64_t own_segment() const {
     return sequence_of(p_.cu_seqlens_k, p_.num_sequences, s_.scene->begin);
   }
@@ -428,7 +431,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     return true;
   }
 
-  // Runs the chains over the queries that begin_rows found.
+  // Sums dk and dv over the queries that begin_rows found.
   RLK_DEVICE void walk() {
     this->clear(dk_);
     this->clear(dv_);
@@ -441,7 +444,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     }
   }
 
-  // `k_first` is the token with key number 0.
+  // `k_first` is the token of key 0.
   RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t k_first, std::int64_t kv_head, std::int64_t begin,
                              std::int64_t end, AttentionRange queries) {
     if (tid() == 0) {
@@ -464,7 +467,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
                                    value_dim(), s_.b);
   }
 
-  // Processes queries [block, block + kBlock) of one query head that reads the key head.
+  // Adds queries [block, block + kBlock) of one of the query heads that share the key head.
   RLK_DEVICE void run_block(int head_of_group, int block) {
     const std::int64_t head = s_.scene->kv_head * (p_.num_q_heads / p_.num_kv_heads) + head_of_group;
     const int last = s_.scene->last, end = last - block < kBlock ? last : block + kBlock;

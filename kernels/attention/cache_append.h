@@ -1,5 +1,5 @@
-// kv_cache_append on GPUs: the split of tokens over threads and the copy of a thread, shared by CUDA and HIP. It also
-// has the checks of memory safety for every backend.
+// kv_cache_append on GPUs, shared by CUDA and HIP: how tokens are split over threads, and what each thread copies. The
+// file also has the checks for memory safety of every backend.
 #pragma once
 
 #include "kernels/rows/divisor.h"
@@ -29,9 +29,8 @@ inline void check_cache_append(const CacheAppendParams& p) {
 constexpr int kCacheAppendThreads = 128;
 constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are in flight together
 
-// `lanes` threads copy a token, one unit of k and one of v at a time. A block copies several tokens if tokens are
-// small.
-// A unit is 16 bytes, or one element if some array is not 16-byte aligned.
+// 2^lanes_log2 threads copy a token. A block copies several tokens if tokens are small. A unit is 16 bytes, or one
+// element if an address, stride or head size is not a multiple of 16 bytes.
 struct CacheAppendGrid {
   Divisor k_units, v_units;            // units per head
   std::uint32_t all_k = 0, all_v = 0;  // units of all heads
@@ -69,7 +68,7 @@ inline CacheAppendGrid cache_append_grid(const CacheAppendParams& p, int unit_by
   return g;
 }
 
-// Offset of unit `unit` of a token in an array with these strides, in elements.
+// Element offsets of unit `unit` of a token: `from` in the array of tokens, and `to` in the cache.
 struct CacheAppendPlace {
   std::int64_t from, to;
 

@@ -1,4 +1,4 @@
-// Preconditions of an attention call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of an attention call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "kernels/attention/row.h"

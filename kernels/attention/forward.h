@@ -1,7 +1,7 @@
-// Forward of attention for the kernels of CUDA and HIP. Each block computes one tile of rows; a row is a query in one
-// of the heads that share a key head. The block walks the rows' keys in blocks of keys. For each block of keys it
-// computes scores in registers, the reference of each row, probabilities in shared memory, and sums of values in
-// registers. The fp32 units bound the kernel.
+// The forward of attention for the kernels of CUDA and HIP. A thread block computes one tile of rows. A row is a query
+// in one of the query heads that share a key head. The thread block reads the rows' keys one block of keys at a time.
+// For each block of keys it computes scores in registers, the reference of each row, probabilities in shared memory,
+// and sums of values in registers. The fp32 units bound the kernel.
 #pragma once
 
 #include "kernels/attention/multiply.h"
@@ -16,13 +16,13 @@ struct AttentionForwardState {  // state of one row
   float m = -infinity(), l = 0.0f;  // maximum and sum over the earlier splits
 };
 
-// The segment of the tile that is being computed. It lies in shared memory, since the sums take up the registers.
+// The part of the tile that the block currently computes. It lies in shared memory because the sums fill the registers.
 struct AttentionForwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first_key, last_key;
 };
 
-// Shared memory of a tile's threads.
+// The shared memory of the threads that compute a tile.
 template <class Tile>
 struct AttentionForwardShared {
   float *q, *stage, *weights;
@@ -65,15 +65,15 @@ struct AttentionForwardShared {
   }
 };
 
-// Params is AttentionParams or AttentionPartialsParams. With the latter, the state of each split is stored instead of
-// their merge.
+// Params is AttentionParams or AttentionPartialsParams. With AttentionPartialsParams, the class stores the state of
+// each split. With AttentionParams it merges the splits and stores the output.
 template <class Gpu, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:
   RLK_DEVICE AttentionForward(const Params& p, const AttentionGrid& g, void* memory) : p_(p), g_(g), s_(memory) {}
 
-  // Computes the rows of a tile from `begin` on that lie in one sequence. Returns the row at which the next part
-  // begins.
+  // Computes the tile's rows from `begin` on, up to the end of their sequence. Returns the row at which the next part
+  // of the tile begins.
   RLK_DEVICE std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if (!segment.exists) {
@@ -89,7 +89,7 @@ class AttentionForward {
       write_unseen(place, begin, segment.last);
       return segment.last;
     }
-    // Numbers of keys are below 2^31.
+    // Key indices are below 2^31.
     const int first_key = static_cast<int>(keys.first);
     if (tid() == 0)
       *s_.scene = {place.kv_head, segment.sequence, begin, segment.last, first_key, static_cast<int>(keys.last)};
@@ -115,7 +115,7 @@ class AttentionForward {
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
   static_assert(kRows <= kBlock);  // the rows' offsets reuse the memory of the keys' offsets
-  // The number of chains that a thread sums. Tiles of 16 rows occupy only half of the threads.
+  // The number of chains that a thread sums. With tiles of 16 rows, only half of the threads have a chain.
   static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
   static RLK_DEVICE int tid() { return Gpu::thread(); }
   static RLK_DEVICE bool has_chains() { return tid() < kRows * kAttentionChains / kChainsOfThread; }
@@ -153,7 +153,7 @@ class AttentionForward {
   RLK_DEVICE float c() const { return attention_scale(p_); }
   RLK_DEVICE int head_dim() const { return static_cast<int>(p_.head_dim); }
   RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
-  // One past the block's last key.
+  // The index after the block's last key.
   RLK_DEVICE int end_of(int block) const {
     const int last = s_.scene->last_key;
     return last - block < kBlock ? last : block + kBlock;
@@ -239,8 +239,8 @@ class AttentionForward {
     }
   }
 
-  // Turns scores into unrounded weights in shared memory. Returns whether some row does not see a key that lies in
-  // memory.
+  // Turns scores into unrounded weights in shared memory. Returns whether any weight is nothing() for a key between the
+  // scene's first key and the block's last key.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
     bool holes = false;
@@ -249,7 +249,8 @@ class AttentionForward {
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
       const float m = s_.m[row], q = s_.clamp[row];
-      // Columns that the row sees, and the columns among them that lie in memory.
+      // sees_*: range of columns with a weight. holes_*: range of columns that the products read; an unused row has
+      // none.
       const int sees_first = s_.first[row] - block, sees_last = m > -infinity() ? s_.last[row] - block : -1;
       const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
       const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
@@ -268,8 +269,8 @@ class AttentionForward {
     return holes;
   }
 
-  // Adds the unrounded weights to the chains and rounds the weights in place. A missing weight is -0, which changes no
-  // chain.
+  // Adds the unrounded weights to the chains, and rounds the weights in place. A missing weight is -0, so adding it
+  // changes no chain.
   RLK_DEVICE void sum_probabilities() {
     if (!has_chains()) return;
     const int row = chain_row(), first = first_chain();
@@ -294,7 +295,7 @@ class AttentionForward {
     return add_rn(add_rn(groups[0], groups[1]), add_rn(groups[2], groups[3]));
   }
 
-  // Merges a thread's sums into the totals, by the rows' merges in shared memory.
+  // Merges a thread's sums into the totals. s_.merges holds the factors of each row's merge.
   RLK_DEVICE void merge_totals() {
     const int thread = tid();
 #pragma unroll
@@ -309,7 +310,7 @@ class AttentionForward {
     }
   }
 
-  // A sink is merged as a node that has a maximum and l, but no sum of values: that sum is +0.
+  // A sink is merged as a node with a maximum, an l, and a sum of values that is +0.
   RLK_DEVICE void merge_sinks() {
     Gpu::barrier();  // all threads have read the merges
     if (tid() < kRows) {
@@ -321,7 +322,7 @@ class AttentionForward {
     merge_totals();
   }
 
-  // Ends the split that contains key `keys` - 1.
+  // Ends the split that contains the key with index `keys` - 1.
   RLK_DEVICE void end_split(int keys) {
     if (has_chains()) {
 #pragma unroll
@@ -424,7 +425,7 @@ class AttentionForward {
     }
   }
 
-  // attention_partial_blank writes the partials of splits that no row sees.
+  // Rows that see no key get zeros. In a call for partials, attention_partial_blank writes their partials.
   RLK_DEVICE void write_unseen(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     if constexpr (!kPartial) write_zeros(place, begin, end);
   }
@@ -441,7 +442,7 @@ class AttentionForward {
   const AttentionGrid& g_;
   AttentionForwardShared<Tile> s_;
   float chains_[kChainsOfThread];
-  float sums_[kOfThread][Tile::kSums];  // O of the split
+  float sums_[kOfThread][Tile::kSums];  // O of the current split
 };
 
 }  // namespace rlk

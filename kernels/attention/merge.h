@@ -1,5 +1,5 @@
-// Merge of attention's partials, or of normalised parts. A thread folds eight columns of a row and head over the
-// splits, in ascending order. For CUDA and HIP. Memory bandwidth bounds the merge.
+// Merges attention's partials, or normalised parts of attention, on CUDA and HIP. A thread merges eight columns of a
+// row and head over the splits, in the order that the call gives. Memory bandwidth bounds the merge.
 #pragma once
 
 #include "kernels/attention/partials.h"
@@ -7,13 +7,13 @@
 
 namespace rlk {
 
-// The merged m, l and eight columns of O of a row so far.
+// m, l and eight columns of O of a row, merged over the splits so far.
 template <class Gpu, class T>
 class AttentionMergeRow {
  public:
   static constexpr int kColumns = 8;
 
-  // Thread `index` of rows * heads * (value_dim / 8).
+  // `index` is the thread's index, out of rows * heads * (value_dim / 8) threads.
   RLK_DEVICE AttentionMergeRow(const AttentionMergeParams& p, std::int64_t index) : p_(p) {
     const std::int64_t vec8s = p.value_dim / kColumns;
     place_ = index / vec8s;

@@ -1,10 +1,10 @@
-// Tiles of attention's products in plain fp32, for the kernels of CUDA and HIP. A block of 256 threads, 16 x 16, keeps
-// kRows x kBlock scores and kRows x kColumns sums in registers. The operand of the rows lies in shared memory; the
-// other operand passes through shared memory in stages of kDepth. The fp32 units and the reads of shared memory bound
-// the products.
+// The products of a tile of attention in plain fp32, for the kernels of CUDA and HIP. A block of 16 x 16 = 256 threads
+// keeps kRows x kBlock scores and kRows x kColumns sums in registers. The operand that gives the rows stays in shared
+// memory. The other operand is copied into shared memory in stages of kDepth. The fp32 units and the reads of shared
+// memory bound the products.
 //
-// Gpu gives a block its thread index, barriers, lane exchanges and groups of floats in shared memory. It also loads
-// eight elements of type T at once; T is a tag with Storage, load and store.
+// Gpu has functions for the thread index, barriers, lane exchanges, and loads and stores of groups of floats in shared
+// memory. Its Vec8<T> loads eight elements at once. T is a tag type with Storage, load and store.
 #pragma once
 
 #include "kernels/attention/row.h"
@@ -16,16 +16,15 @@ constexpr int kAttentionThreads = 256;
 constexpr int kAttentionLines = 16;  // threads that share a row
 constexpr int kAttentionVec8 = 8;    // columns that one load fetches together
 
-// Offset of a row that is not in memory and counts as zeros. An offset of kNoPage counts as NaN.
+// The offset of a row that has no memory and is read as zeros. A row with the offset kNoPage is read as NaN.
 constexpr std::int64_t kZeroRow = kNoPage + 1;
 
-// Marks a missing link of a chain: the bits of -0, which no probability has. As an addend it changes only the sign of a
-// zero sum.
+// Marks a missing element of a chain by the bits of -0, which no probability has. Adding -0 to a sum changes no bit.
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
 RLK_HD bool is_absent(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
-// A tile's shape, for heads of kColumns or fewer columns, with kBlock keys per block. Each thread has kOfThread
-// consecutive rows.
+// The shape of a tile for heads with at most kColumns columns, and with kBlock keys per block. Each thread has
+// kOfThread consecutive rows.
 template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
@@ -35,9 +34,9 @@ struct AttentionTile {
   static constexpr int kScores = kBlock / kAttentionLines;  // per row and thread
   static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
-  // The weights are laid out as [kBlock columns][kRows], so that a thread reads its rows together. Either chunks of
-  // four rows (16 bytes) are permuted by column, or a gap follows each column. Both spread the writes of a column over
-  // banks.
+  // The weights are laid out as [kBlock columns][kRows], so that a thread reads its rows together. To avoid bank
+  // conflicts of writes, chunks of four rows (16 bytes) are permuted by column. Tiles with other row counts have a gap
+  // after each column instead.
   static constexpr int kWeightStride = kOfThread == 4 ? kRows : kRows + kOfThread;
   static constexpr int kWeights = kBlock * kWeightStride;
   static RLK_DEVICE int weight(int column, int row) {
@@ -47,13 +46,13 @@ struct AttentionTile {
       return column * kWeightStride + row;
     }
   }
-  // Column of score i of a thread.
+  // The column of a thread's score i.
   static RLK_DEVICE int score_column(int line, int i) { return i / 4 * 64 + line * 4 + i % 4; }
 
   static constexpr int kStageFloats = kDepth * (kColumns > kBlock ? kColumns : kBlock);
 };
 
-// Rows of an operand in memory.
+// The rows of an operand in global memory.
 template <class Gpu, class T>
 struct AttentionRows {
   const typename T::Storage* data;  // the head's rows
@@ -67,7 +66,7 @@ struct AttentionRows {
   }
 };
 
-// Copies to to[column][row] for kRows rows, whose offsets lie in shared memory.
+// Copies kRows rows to to[column][row]. The rows' offsets lie in shared memory.
 template <class Gpu, class T, int kRows>
 RLK_DEVICE void load_transposed(const AttentionRows<Gpu, T>& rows, int columns, float* to) {
   for (int i = Gpu::thread(); i < kRows * columns / kAttentionVec8; i += kAttentionThreads) {
@@ -79,8 +78,8 @@ RLK_DEVICE void load_transposed(const AttentionRows<Gpu, T>& rows, int columns, 
   }
 }
 
-// scores[r][i] = a chain over d ascending of a[d][row r] * b[column i][d]. A caller may write `stage` before and after
-// this call, with a barrier in between.
+// Computes scores[r][i], the chain of a[d][row r] * b[column i][d] over ascending d. The call begins with a barrier and
+// may still read `stage` when it returns, so a caller needs a barrier before it writes `stage`.
 template <class Gpu, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim, float* stage,
                          float (&scores)[Tile::kOfThread][Tile::kScores]) {
@@ -90,7 +89,7 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim
     for (float& s : row) s = 0.0f;
   }
   constexpr int kBlock = Tile::kBlock, kDepth = Tile::kDepth;
-  // Number of columns that the threads load at once. If it exceeds the stage's, some threads are idle.
+  // Number of columns that the threads load at once. If it exceeds kDepth, some threads load nothing.
   constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionVec8, kVec8s = (kDepth + kAtOnce - 1) / kAtOnce;
   static_assert(kDepth % kAtOnce == 0 || kVec8s == 1);
   const int thread = Gpu::thread(), row = thread % kBlock;
@@ -143,8 +142,8 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim
   }
 }
 
-// Continues each chain sums[r] over columns of scores, ascending, by weights * x; x has `count` rows of `dim` columns.
-// With kHoles a weight may be nothing(), and then x is not read there.
+// Adds weights * x to each chain sums[r], over ascending columns of the weights. x has `count` rows of `dim` columns.
+// With kHoles a weight may be nothing(), and its product is then left out.
 template <class Gpu, class Tile, bool kHoles, class T>
 RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Gpu, T>& x, int count, int dim, float* stage,
                            float (&sums)[Tile::kOfThread][Tile::kSums]) {
@@ -198,15 +197,15 @@ RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Gpu, T>& x,
   }
 }
 
-// The value rounded to an element of type T.
+// x rounded to an element of type T.
 template <class T>
 RLK_DEVICE float as_element(float x) {
   if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
   return T::load(T::store(x));
 }
 
-// Stores a thread's scores as weights. The thread's columns have the same permutation of chunks, so one address serves
-// all of these columns.
+// Stores a thread's scores as weights. All columns of a thread have the same permutation of chunks, so their addresses
+// differ by constants.
 template <class Gpu, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Gpu::thread();
@@ -228,7 +227,7 @@ RLK_DEVICE const typename T::Storage* attention_head(const AttentionHeads& a, st
   return in_memory(static_cast<const typename T::Storage*>(a.data)) + head * a.head_stride;
 }
 
-// Assigns arrays to shared memory, one after another.
+// Places arrays in shared memory, one after another.
 class Carver {
  public:
   RLK_DEVICE explicit Carver(void* memory) : at_(static_cast<unsigned char*>(memory)) {}

@@ -1,4 +1,5 @@
-// Partials of attention: the state of a row after a split, and where it is stored. For every backend.
+// Partials of attention, for every backend. A partial is the state of a row after one split of the keys. This file also
+// tells where partials are stored.
 #pragma once
 
 #include "kernels/attention/row.h"
@@ -7,17 +8,17 @@
 
 namespace rlk {
 
-// m and l of a row in a split; the row sees some of the split's keys.
+// m and l of a row in a split that holds a key the row sees.
 struct AttentionPartial {
   float m, l;
 
-  // Takes m and l after the split's keys.
+  // The arguments are m and l after the last of the split's keys.
   RLK_HD AttentionPartial(float m_of_split, float l_of_split)
       : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
         l(m > -infinity() ? l_of_split
           : is_nan(m)     ? 0.0f
                           : 1.0f) {}
-  // O of a column.
+  // O of a column, from its sum over the split.
   RLK_HD float sum(float of_split) const {
     if (!(m > -infinity())) return 0.0f;
     return is_nan(of_split) ? canonical_nan() : add_rn(of_split, 0.0f);
@@ -26,21 +27,21 @@ struct AttentionPartial {
 // Whether a row with this partial sees a key of the split.
 RLK_HD bool attention_partial_sees(float m, float l) { return m != -infinity() || l != 0.0f; }
 
-// Range of keys that a row sees of split `number`.
+// The range of keys in split `number` that a row sees.
 RLK_HD AttentionRange attention_seen_of_split(const AttentionSpan& span, AttentionRange sees, std::int64_t number) {
   const std::int64_t first = attention_split_begin(number), last = attention_split_begin(number + 1);
   sees = span.here(sees);
   return {sees.first > first ? sees.first : first, sees.last < last ? sees.last : last};
 }
 
-// Index of the partial of split `number` for a row (token, head); `rows` counts the rows of one head.
+// Index of the partial of split `number` for a row (a token in a head). A split has `rows` rows.
 RLK_HD std::int64_t attention_partial_index(const AttentionInput& p, std::int64_t rows, std::int64_t number,
                                             std::int64_t row) {
   return (number - p.first_split) * rows + row;
 }
 
-// Writes the partials that the split kernels leave out: eight columns of a row in a split of which it sees no key. The
-// thread is number `index` of splits * rows * heads * (value_dim / 8).
+// Writes partials that the split kernels leave out, because the row sees no key of the split. `index` is the thread's
+// index, out of splits * rows * heads * (value_dim / 8) threads. A thread writes eight columns.
 RLK_DEVICE void attention_partial_blank(const AttentionPartialsParams& p, std::int64_t index) {
   const std::int64_t vec8s = p.value_dim / 8, rows = attention_rows(p) * p.num_q_heads;
   const std::int64_t cell = index / vec8s, vec8 = index % vec8s, number = p.first_split + cell / rows;

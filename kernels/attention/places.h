@@ -1,4 +1,4 @@
-// Places of sequences, by offsets clamped to the arrays. For every backend.
+// Where sequences lie in packed arrays, for every backend. Offsets are clamped to the arrays.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace rlk {
 
-// Returns the same pointer. On HIP the compiler then knows that the pointer does not point into LDS. A plain cast to
-// global memory and back would be dropped by the compiler.
+// Returns the same pointer. It tells HIP's compiler that the pointer does not point into LDS. The compiler would drop a
+// plain cast to global memory and back.
 template <class T>
 RLK_HD T* in_memory(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -30,13 +30,13 @@ RLK_HD std::int64_t clamp_to(std::int64_t x, std::int64_t least, std::int64_t mo
   return x < least ? least : x > most ? most : x;
 }
 
-// Range of tokens of sequence b, by its offsets.
+// The range of tokens that the offsets give to sequence b.
 RLK_HD AttentionRange attention_place(const std::int32_t* offsets, std::int64_t b, std::int64_t tokens) {
   const std::int64_t first = clamp_to(in_memory(offsets)[b], 0, tokens);
   return {first, clamp_to(in_memory(offsets)[b + 1], first, tokens)};
 }
 
-// The first sequence that ends after a token, by ascending offsets; num_sequences if there is none.
+// The first sequence that ends after a token, or num_sequences if no sequence does. The offsets must ascend.
 RLK_HD std::int64_t sequence_of(const std::int32_t* offsets, std::int64_t num_sequences, std::int64_t token) {
   std::int64_t first = 0, last = num_sequences;
   while (first < last) {

@@ -1,4 +1,4 @@
-// The reference that scales a row's probabilities, and the steps from the row's sums to its output. For every backend.
+// For every backend: the reference that scales a row's probabilities, and the steps from a row's sums to its output.
 #pragma once
 
 #include "rlk/math/softmax_stats.h"
@@ -8,7 +8,7 @@
 namespace rlk {
 
 RLK_HD float attention_scale(float softmax_scale) { return mul_rn(kLog2e, softmax_scale); }
-// c of the contract.
+// c, the factor of the exponents in the contract of ops/attention.h.
 RLK_HD float attention_scale(const AttentionInput& p) {
   return p.softcap > 0.0f ? kLog2e : attention_scale(p.softmax_scale);
 }
@@ -21,20 +21,20 @@ struct AttentionSoftcap {
   RLK_HD explicit AttentionSoftcap(const AttentionInput& p)
       : cap(p.softcap), inner(p.softcap > 0.0f ? div_rn(p.softmax_scale, p.softcap) : 0.0f) {}
   RLK_HD explicit operator bool() const { return cap > 0.0f; }
-  // h of a product of q and k, the score, and the factor of ds.
+  // h of a product of q and k, the score of h, and the factor of ds (the softcap's derivative).
   RLK_HD float h(float product) const { return tanh(mul_rn(product, inner)); }
   RLK_HD float score(float h) const { return mul_rn(cap, h); }
   static RLK_HD float slope(float h) { return fma_rn(-h, h, 1.0f); }
 };
 
-// f(a - b) of the contract for two references a <= b: 2^(a - b), or 0 below 2^-126.
+// f(a - b) of the contract for two references a <= b. It is 2^(a - b), or 0 if that is below 2^-126.
 RLK_HD float attention_factor(float a, float b) {
   const float e = sub_rn(a, b);
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// A row's reference over the blocks of a split so far. m is -Inf if no block contributed, and NaN if the row has
-// failed.
+// The reference of a row over the blocks of a split so far. m is -Inf while no block has contributed, and NaN if a
+// score was NaN or the reference is too large (contract: m >= 2^21).
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();
@@ -42,8 +42,8 @@ struct AttentionReference {
 
   RLK_HD bool contributes() const { return m > -infinity(); }
 
-  // Takes a block's largest score, which is NaN if any score is. Returns the factor that multiplies the sums so far.
-  // kClamps also computes q, which only the portable exponential needs.
+  // Updates the reference by a block's largest score, which is NaN if any score is NaN. Returns the factor that the
+  // sums so far must be multiplied by. kClamps also computes q, which only the portable exponential needs.
   template <bool kClamps = true>
   RLK_HD float raise(float c, float block_largest) {
     if (!(block_largest > largest) && !is_nan(block_largest)) return 1.0f;
@@ -62,8 +62,8 @@ struct AttentionReference {
   }
 };
 
-// Merges the sums of the earlier splits, at m, with the sums of the next split, at `m_of_split`. If one side
-// contributed nothing, the other stays unchanged.
+// Merges sums of the earlier splits, whose reference is `before`, with sums of the next split, whose reference is
+// `m_of_split`. If one operand contributed nothing, the result is the other operand, unchanged.
 struct AttentionMerge {
   float m;
   float factor, factor_of_split;
@@ -94,7 +94,7 @@ struct AttentionMerge {
 
 // `sees` tells whether the row sees any key.
 RLK_HD bool attention_fails(float m, bool sees) { return sees && !(m > -infinity()); }
-// `inverse` is fl(1 / l), one division per row.
+// `inverse` is fl(1 / l). A row needs one division for it.
 RLK_HD float attention_output(float sum, float inverse) { return add_rn(mul_rn(sum, inverse), 0.0f); }
 RLK_HD float attention_lse(float m, float l) { return mul_rn(kLn2, add_rn(m, log2(l))); }
 

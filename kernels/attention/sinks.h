@@ -1,5 +1,5 @@
-// The sink of a query head, for every backend. Forward merges it as one more split of a row; backward sums its gradient
-// over the rows of q. Gpu supplies the hardware's exponential and, for a block, thread indices and barriers.
+// The sink of a query head, for every backend. The forward merges the sink into a row like one more split. The backward
+// sums the sink's gradient over the rows of q. Gpu supplies the hardware's exponential, thread indices and barriers.
 #pragma once
 
 #include "kernels/attention/row.h"
@@ -8,7 +8,7 @@
 
 namespace rlk {
 
-// Computes 2^t in backward with the exponential of the mode.
+// Computes 2^t in the backward, with the exponential that the call selects.
 template <class Gpu>
 RLK_DEVICE float attention_probability(float t, Exp exp) {
   const float p = Gpu::kHasHardwareExp && exp == Exp::kHardware
@@ -17,12 +17,12 @@ RLK_DEVICE float attention_probability(float t, Exp exp) {
   return is_nan(t) ? canonical_nan() : p;
 }
 
-// A sink as a node whose O is 0. m is -Inf if it contributes nothing, and NaN if its rows fail.
+// A sink as a node whose O is 0. m is -Inf if the sink contributes nothing, and NaN if the sink makes its rows NaN.
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 
-  // Merges the sink into a row after its last split. This function changes l and m. The caller applies the returned
-  // merge to each sum by operator()(sum, 0).
+  // Merges the sink into a row's l and m, after the row's last split. The caller then computes merge(sum, 0) for each
+  // of the row's sums with the returned merge.
   RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
     const AttentionMerge merge(*row_m, m);
     *row_l = merge(*row_l, l);
@@ -30,7 +30,7 @@ struct AttentionSink {
     return merge;
   }
 };
-// Makes a node from a natural logarithm, which is a sink or the lse of a part.
+// Makes a node from a natural logarithm. The logarithm is a sink, or the lse of a part.
 template <class Gpu>
 RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
   const float u = mul_rn(kLog2e, logarithm);
@@ -51,7 +51,7 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
   return attention_node<Gpu>(in_memory(p.sinks)[head], p.exp);
 }
 
-// The query at an index in q; the index counts over all sequences.
+// A query by its index in q, counted over all sequences.
 struct AttentionQuery {
   std::int64_t sequence, token;  // token: index in packed q, or in its sequence
   AttentionRange sees = {0, 0};  // keys that the query sees; none if the query is not in use
@@ -75,7 +75,7 @@ struct AttentionQuery {
 
 constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
 
-// Sums p * delta in one chain over the rows of q in a group. `delta` is laid out as lse.
+// Sums p * delta in one chain over a group of rows of q. `delta` has the layout of lse.
 template <class Gpu>
 RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                       std::int64_t head, std::int64_t group) {
@@ -92,7 +92,8 @@ RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const fl
   return sum;
 }
 
-// A block of threads computes dsinks of a head, with kSinkGroups shared floats. The block may be a single thread.
+// A block of threads computes dsinks of a head. `sums` has kSinkGroups floats that the block shares. The block may be a
+// single thread.
 template <class Gpu>
 RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                         std::int64_t head, float* sums) {

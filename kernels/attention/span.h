@@ -1,5 +1,5 @@
-// Places of a sequence's queries and keys, and which query sees which key. The call's lists give these places, clamped
-// to its arrays. For every backend.
+// For every backend: where the queries and keys of a sequence lie, and which query sees which key. The call's lists
+// give the places, clamped to the call's arrays.
 #pragma once
 
 #include <type_traits>
@@ -9,27 +9,27 @@
 
 namespace rlk {
 
-// Whether params of this type may describe any call, as on a host.
+// Whether params of this type may describe any kind of call. Code of the host uses these types.
 template <class Params>
 constexpr bool kMayBeAny =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionInput>>;
-// Whether pages may be shared. A backward shares no pages, and a tree has none.
+// Whether sequences may share pages. A backward call shares no pages, and a call with a tree has no pages.
 template <class Params>
 constexpr bool kMayShare =
     kMayBeAny<Params> || std::is_same_v<Params, AttentionParams> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// Whether a call with Params may be of partials. Kernels of other Params then need no test at run time.
+// Whether a call with Params may be a call for partials. Kernels of other Params need no test at run time.
 template <class Params>
 constexpr bool kMayBePartial = kMayBeAny<Params> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// Sequence b: its queries are tokens q_first + i of its q, and its keys are tokens k_first + j of its k. Keys of
-// ancestors lie elsewhere.
+// The queries and keys of sequence b. Query i is token q_first + i of the sequence's q. Key j is token k_first + j of
+// its k. In a tree, keys of ancestors lie elsewhere.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
   std::int64_t window;                               // in keys; larger than num_keys if there is no window
-  std::int64_t group = 0, prefix = 0;                // number of keys in the pages of the group's prefix
+  std::int64_t group = 0, prefix = 0;                // index of the group that shares a prefix; keys in that prefix
   std::int64_t first_key = 0, last_key = INT64_MAX;  // keys of the splits of a partial call, clamped to the arrays
   bool causal;
 
@@ -68,7 +68,7 @@ struct AttentionSpan {
     window = p.window_size > 0 ? p.window_size : num_keys + num_queries + 1;
   }
 
-  // Number of query i among the keys.
+  // The index, among the keys, of query i's own token.
   RLK_HD std::int64_t position(std::int64_t i) const { return num_keys - num_queries + i; }
   RLK_HD AttentionRange keys_of(std::int64_t i) const {
     if (!causal) return {0, num_keys};
@@ -80,7 +80,7 @@ struct AttentionSpan {
     const std::int64_t at = j - position(0);
     return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
   }
-  // The part of `keys` that a call of attention_partials computes.
+  // The part of `keys` that lies in the splits of a call of attention_partials.
   RLK_HD AttentionRange here(AttentionRange keys) const {
     return {keys.first > first_key ? keys.first : first_key, keys.last < last_key ? keys.last : last_key};
   }
@@ -95,12 +95,12 @@ struct AttentionSpan {
   }
 };
 
-// Element offset of a token of a sequence. Not for pages.
+// Element offset of a token of a sequence, for arrays without pages.
 RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t sequence, std::int64_t token) {
   return (packed ? 0 : sequence * a.sequence_stride) + token * a.token_stride;
 }
 
-// The offset of a sequence's key j in k or in v; kNoPage where its page does not exist.
+// The offset of a sequence's key j in k or in v. It is kNoPage if the key's page does not exist.
 constexpr std::int64_t kNoPage = INT64_MIN;
 template <class Params>
 RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
@@ -113,15 +113,15 @@ RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const A
   if (p.block_table == nullptr) return offset_of(a, p.cu_seqlens_k != nullptr, span.sequence, span.k_first + j);
   const bool shared = kMayShare<Params> && j < span.prefix;
   const std::int64_t row = shared ? span.group * p.prefix_stride : span.sequence * p.table_stride;
-  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // index of the key among those of its
-                                                                             // table
+  std::int64_t number = shared || !kMayShare<Params> ? j : j - span.prefix;  // index of the key among the keys of its
+                                                                             // page table
   if (kMayBePartial<Params>) number -= p.absent_keys;
   const std::int64_t page = in_memory(shared ? p.prefix_table : p.block_table)[row + number / p.page_size];
   if (page < 0 || page >= p.num_pages) return kNoPage;
   return page * a.sequence_stride + number % p.page_size * a.token_stride;
 }
 
-// Row of out and lse: a token of q, counted over all sequences.
+// The row of a token in out and lse: its index in q, counted over all sequences.
 RLK_HD std::int64_t row_of(const AttentionInput& p, std::int64_t sequence, std::int64_t token) {
   return p.cu_seqlens_q != nullptr ? token : sequence * p.q_tokens + token;
 }

@@ -1,5 +1,5 @@
-// Splits the rows of an attention call among a GPU's blocks, in tiles of a key head's queries or of keys. A tile is cut
-// at the end of a sequence. For the hosts and the kernels of CUDA and HIP.
+// Splits the rows of an attention call among a GPU's blocks, for the hosts and kernels of CUDA and HIP. A tile holds
+// queries of the heads that share a key head, or keys of a key head. A tile is cut at the end of a sequence.
 #pragma once
 
 #include "kernels/attention/span.h"
@@ -17,8 +17,8 @@ inline bool attention_at_16_bytes(const AttentionInput& p) {
          attention_at_16_bytes(p.v, p.dtype);
 }
 
-// A launch. A row is either a key, or a query in one of the heads that share a key head. The heads of a query are
-// neighbouring rows.
+// The tiles of a launch. A row is a key, or a query in one of the query heads that share a key head. The heads of a
+// query are neighbouring rows.
 struct AttentionGrid {
   std::int64_t rows;   // rows per sequence; packed: over all sequences
   std::int64_t tiles;  // tiles that cover the rows
@@ -49,8 +49,8 @@ inline std::int64_t attention_blocks(const AttentionInput& p, const AttentionGri
   return g.tiles * p.num_kv_heads * (g.packed ? 1 : p.num_sequences);
 }
 
-// Work of a block: rows [first, last) of a key head, of one sequence or packed. Tiles of the last rows come first,
-// since they take longest under a causal mask.
+// The work of a block: rows [first, last) of a key head, in one sequence or in packed arrays. Blocks start with the
+// tiles of the last rows, because these tiles take longest under a causal mask.
 struct AttentionPlace {
   std::int64_t sequence, kv_head, first, last;
 
@@ -63,7 +63,7 @@ struct AttentionPlace {
   }
 };
 
-// The part of rows [first, last) that begins at `first` and lies within one sequence, or within no sequence.
+// The longest part of a block's rows that begins at `first` and lies in one sequence, or outside every sequence.
 struct AttentionSegment {
   std::int64_t sequence, last;
   bool exists;

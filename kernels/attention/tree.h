@@ -1,6 +1,6 @@
 // Paths through the trees of a call, for every backend. Each call first makes a table with the ancestors of every
-// segment at distances 1, 2, 4, and so on. The number of steps to find a key then grows with the logarithm of the
-// depth.
+// segment at distances 1, 2, 4, and so on. With this table, the number of steps to find a key grows with the logarithm
+// of the depth.
 #pragma once
 
 #include "kernels/attention/places.h"
@@ -9,21 +9,22 @@
 
 namespace rlk {
 
-// Params of a call whose sequences are segments of trees. Such calls have separate kernels, since the other kernels
-// have no registers left for this. On a host, `parents` and `paths` of any other call are null.
+// Params of a call whose sequences are segments of trees. Such calls have separate kernels, because the other kernels
+// have no registers left for paths. On a host, the type may also describe a call without trees: its `parents` and
+// `paths` are null.
 template <class Params>
 struct AttentionTree : Params {
   const std::uint32_t* paths = nullptr;  // attention_path_words(num_sequences)
 };
 
-// Whether code for these params looks at trees.
+// Whether code for these params handles trees.
 template <class Params>
 constexpr bool kMayBranch = false;
 template <class Params>
 constexpr bool kMayBranch<AttentionTree<Params>> = true;
 
-// Rows of the table, with a word per segment. They are: its depth; a spare row for sums; from kAncestors on, the
-// ancestors at distance 1, 2, 4 and so on, up to the longest possible path.
+// The table's rows; each has one word per segment. Row kDepths holds the segments' depths, and the next row is scratch
+// for sums. Rows from kAncestors on hold the ancestors at distances 1, 2, 4 and so on, up to the longest possible path.
 constexpr int kDepths = 0, kAncestors = 2;
 constexpr std::uint32_t kNoSegment = ~std::uint32_t{0};
 RLK_HD constexpr int attention_path_levels(std::int64_t segments) {
@@ -60,7 +61,7 @@ RLK_DEVICE void make_attention_paths(const AttentionInput& p, std::uint32_t* tab
     words[s] = bad ? 1 : root ? 0 : static_cast<std::uint32_t>(length(parent));
   }
   Gpu::barrier();
-  // Sums over the 2^level nearest ancestors. An invalid parent counts as an ancestor of one key.
+  // Sums of tokens over the 2^level nearest ancestors. An invalid parent counts as an ancestor with one key.
   RLK_UNROLL_NOT
   for (int level = 0; level < levels; ++level) {
     const std::uint32_t *const sums = words + level % 2 * segments, *const ancestors =
@@ -82,7 +83,7 @@ RLK_DEVICE void make_attention_paths(const AttentionInput& p, std::uint32_t* tab
   }
 }
 
-// A position on a segment's path, at first the segment itself.
+// A position on a segment's path to the root. The path starts at the segment itself.
 struct AttentionPath {
   std::int64_t segment;
   AttentionRange tokens;  // the segment's own tokens
@@ -94,8 +95,8 @@ struct AttentionPath {
 
   RLK_HD std::int64_t keys() const { return depth + (tokens.last - tokens.first); }
 
-  // Token of key j of keys(), or -1 if it has none. Moves to the key's segment, so a loop over descending keys takes
-  // few steps for each segment.
+  // The token of key j, with j < keys(), or -1 if the key has no token. The position moves to the key's segment, so a
+  // loop over descending keys takes few steps per segment.
   template <class Params>
   RLK_HD std::int64_t token(const Params& p, std::int64_t j) {
     if (j < depth) {
@@ -123,8 +124,8 @@ struct AttentionPath {
   static RLK_HD std::uint32_t ancestor(const Params& p, int level, std::int64_t s) {
     return in_memory(p.paths)[(kAncestors + level) * p.num_sequences + s];
   }
-  // The highest segment of the path for which `holds` is true. `holds` must be true for this segment, and for every
-  // segment between this one and the result.
+  // The segment nearest to the root for which `holds` is true. `holds` must be true for the current segment, and from
+  // there up to the result.
   template <class Params, class F>
   RLK_HD std::int64_t highest(const Params& p, const F& holds) const {
     const int levels = attention_path_levels(p.num_sequences);
