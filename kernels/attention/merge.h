@@ -1,5 +1,5 @@
 // Merges attention's partials, or normalised parts of attention, on CUDA and HIP. A thread merges eight columns of a
-// row and head over the splits, in the order that the call gives. Memory bandwidth bounds the merge.
+// row and head over the splits, in ascending order of the split. Memory bandwidth bounds the merge.
 #pragma once
 
 #include "kernels/attention/partials.h"

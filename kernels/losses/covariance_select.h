@@ -1,11 +1,11 @@
-// covariance_mask on every vendor's GPUs: a radix select over slots, highest digit first. kernels/tokens/passes.h has
-// its other passes. The output array holds covariances, then priorities, then the mask.
+// covariance_mask on GPUs of every vendor: a radix select over slots, highest digit first. kernels/tokens/passes.h has
+// the earlier passes. The output array first holds covariances, then priorities, and finally the mask.
 //   clear       zeroes the counts
 //   priorities  writes candidates' priorities and counts their first digits
-//   digits      counts the next digit of candidates that share the digits chosen so far
+//   digits counts the next digit of candidates whose higher digits equal those of the last chosen key
 //   write       writes the mask
-// Each block computes by itself the digits that the earlier counts select. Counts are integers, so the order of atomics
-// has no effect.
+// Each block derives the known digits of that key from the earlier counts by itself. Counts are integers, so the order
+// of atomics has no effect.
 #pragma once
 
 #include "kernels/losses/covariance_terms.h"
@@ -16,8 +16,8 @@ namespace rlk {
 constexpr int kSelectThreads = 256;
 using CovarianceWorkspace = TokenWorkspace<CovarianceBatch>;
 
-// Calls run(previous, pass) for every pass after the first whose digit differs among `count` slots, and always for the
-// last pass.
+// Calls run(previous, pass) for each pass that a call with `count` slots needs, except pass 0. It skips a pass whose
+// digit is 0 for all slots, but never the last pass.
 template <class F>
 void for_each_digit(std::int64_t count, const F& run) {
   for (int previous = 0, pass = 1; pass < kSelectPasses; ++pass) {
@@ -40,8 +40,8 @@ RLK_DEVICE void covariance_clear(const CovarianceWorkspace& w, std::int64_t bloc
   (&in_global(w.shared)->counts[0][0])[block * kSelectThreads + Gpu::thread()] = 0;
 }
 
-// State of the select after the counts of `pass`: the digits of the last chosen key that are known so far. All threads
-// of the block must call this function.
+// Returns the state of the select after the counts of `pass`. The state holds the digits of the last chosen key that
+// are known so far. All threads of the block must call this function.
 template <class Gpu>
 RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShared* shared) {
   constexpr int kEach = kSelectBins / kSelectThreads;
@@ -63,7 +63,7 @@ RLK_DEVICE SelectState narrowed(const CovarianceShared* of, int pass, SelectShar
     shared->sums[thread] += other;
     Gpu::barrier();
   }
-  // At most `remaining` candidates are left, so the selection takes all of them.
+  // No more than `remaining` candidates are left, so all of them are chosen.
   if (before.remaining >= shared->sums[kSelectThreads - 1]) return {~std::uint64_t{0}, 0};
   const int shift = select_shift(pass);
   const std::uint32_t end = shared->sums[thread], begin = end - sum;
@@ -103,12 +103,12 @@ RLK_DEVICE void for_each_slot(std::int64_t count, std::int64_t block, std::int64
   for (std::int64_t i = block * kSelectThreads + Gpu::thread(); i < count; i += blocks * kSelectThreads) run(i);
 }
 
-// The sequence that owns a slot. With bad offsets it is some sequence in range.
+// The sequence that a slot belongs to. With bad offsets the result is some valid index of a sequence.
 RLK_DEVICE std::int64_t sequence_at(const Sequences& q, std::int64_t slot) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(q.num_tokens);
   }
-  std::int64_t low = 0, high = q.num_sequences;  // the last sequence that begins no later
+  std::int64_t low = 0, high = q.num_sequences;  // `low` becomes the last sequence that begins at or before the slot
   while (high - low > 1) {
     const std::int64_t middle = (low + high) / 2;
     (offset_at<GlobalMemory>(q.offsets(), middle) <= slot ? low : high) = middle;
@@ -143,7 +143,7 @@ RLK_DEVICE void covariance_priorities(const CovarianceMaskParams& p, const Covar
   add_counts<Gpu>(in_global(w.shared), 0, shared);
 }
 
-// Digits of `pass`, appended to the digits of `previous`.
+// Counts the digits of `pass` among candidates that have the digits known after pass `previous`.
 template <class Gpu>
 RLK_DEVICE void covariance_digits(const CovarianceMaskParams& p, const CovarianceWorkspace& w, std::int64_t count,
                                   int previous, int pass, std::int64_t block, std::int64_t blocks,

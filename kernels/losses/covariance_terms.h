@@ -1,4 +1,4 @@
-// Formulas of ops/covariance_mask.h that every backend shares, and checks of memory safety.
+// The formulas of ops/covariance_mask.h that every backend shares, and the checks for memory safety.
 #pragma once
 
 #include "kernels/losses/policy_check.h"
@@ -21,21 +21,21 @@ inline void check_covariance_mask(const CovarianceMaskParams& p) {
   RLK_CHECK(p.selected != nullptr, "covariance_mask: selected is given");
 }
 
-// The select works on digits of 64-bit keys. The upper bits are a token's priority, the lower bits its slot. Slots
-// ascend by sequence and position, both padded and packed.
+// The select works on digits of 64-bit keys. The upper 32 bits of a key are the token's priority, and the lower 32 bits
+// are its slot. Slots ascend by sequence and position, in padded and in packed arrays.
 constexpr int kSelectPasses = 6, kSelectBins = 1 << 11;
 RLK_HD int select_shift(int pass) {
   return pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 22 : pass == 4 ? 11 : 0;
 }
 struct SelectState {
   std::uint64_t prefix;     // known digits of the last chosen key; the whole key if `remaining` is 0
-  std::uint32_t remaining;  // number of chosen tokens with these digits; 0: the select is done
+  std::uint32_t remaining;  // number of tokens with these digits to choose; 0: the select is done
 };
 
-// Values that all tokens read, and values that one pass of a GPU leaves for the next pass.
+// Values that all tokens read, and values that a GPU's pass leaves for the next pass.
 struct CovarianceShared {
   float mean_advantage, mean_logprob;
-  std::int32_t broken;  // cuts that do not ascend
+  std::int32_t broken;  // number of offsets that do not ascend
   SelectState state[kSelectPasses];
   std::uint32_t counts[kSelectPasses][kSelectBins];
 };
@@ -61,10 +61,10 @@ struct CovarianceSumTerms : LowerSums {
   }
 };
 
-constexpr std::int32_t kNoCandidate = -1;  // bits of a NaN that no covariance has; also the priority of a token that is
-                                           // no candidate
+constexpr std::int32_t kNoCandidate = -1;  // bits of a NaN that no covariance has; they mark a token that is no
+                                           // candidate
 
-// Covariances of candidates; kNoCandidate's bits for other tokens.
+// Computes the covariances of candidates. Other tokens get the bits of kNoCandidate.
 struct CovarianceTerms : EverySum {
   static constexpr int kInputs = 3, kOutputs = 1, kSums = 0;
   using Params = CovarianceMaskParams;
@@ -98,7 +98,8 @@ struct CovarianceTerms : EverySum {
   }
 };
 
-// A token's priority, from the result of CovarianceTerms.
+// The priority of a candidate; the lowest priorities are chosen. draw_priority draws it from random bits. largest_first
+// maps larger values of CovarianceTerms to lower priorities.
 RLK_HD std::uint32_t draw_priority(std::uint64_t seed, std::int64_t sequence, std::int64_t position) {
   constexpr std::uint32_t kMost = 0xfffffffeu;
   const std::uint32_t drawn =
@@ -111,7 +112,7 @@ RLK_HD std::uint32_t largest_first(float c) {
   return (bits >> 31) != 0 ? bits : ~(bits | 0x80000000u);
 }
 
-// Largest number of chosen tokens, not counting further tokens that equal the last chosen one.
+// The number of tokens to choose. Tokens that tie with the last chosen token may come in addition.
 RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64_t tokens) {
   if (kind == CovarianceKind::kEntropy) {
     const float rank = mul_rn(static_cast<float>(1.0 - ratio), static_cast<float>(tokens - 1));
@@ -123,7 +124,7 @@ RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64
   return share < 1 ? 1u : static_cast<std::uint32_t>(share);
 }
 
-// Whether the token with this key is chosen. A key is a priority, then a slot.
+// Whether the token with this key is chosen, given the last chosen key. A key holds a priority above a slot.
 RLK_HD bool is_chosen(CovarianceKind kind, std::uint64_t key, std::uint64_t last) {
   return kind == CovarianceKind::kEntropy ? key >> 32 <= last >> 32 : key <= last;
 }

@@ -1,4 +1,4 @@
-// Kernels of importance_weights on GPUs of every vendor, besides the passes of kernels/tokens/passes.h.
+// The kernels of importance_weights on GPUs of every vendor that are not in kernels/tokens/passes.h.
 #pragma once
 
 #include "kernels/losses/rejection_terms.h"
@@ -6,7 +6,8 @@
 
 namespace rlk {
 
-// Normalization: block `block` of `blocks` divides its weights by the mean. If the divisor is 1, nothing is read.
+// Normalization: block `block` of `blocks` divides its weights by the mean weight. If the mean is 1, the block returns
+// without reading weights.
 template <class Gpu>
 RLK_DEVICE void importance_divide(const ImportanceWeightsParams& p, const TokenWorkspace<ImportanceBatch>& w,
                                   std::int64_t count, std::int64_t block, std::int64_t blocks) {

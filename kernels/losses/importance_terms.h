@@ -1,4 +1,4 @@
-// Importance weight of the rollout, for a token or a sequence; shared by policy_loss and importance_weights.
+// The importance weight of the rollout for a token or a sequence, shared by policy_loss and importance_weights.
 #pragma once
 
 #include "kernels/tokens/terms.h"
@@ -6,15 +6,15 @@
 
 namespace rlk {
 
-// fl(x - y) of two log-probabilities; `missing` is the one that may be NaN. With `neutral` the difference to a NaN is
-// +0, so the ratio is 1.
+// fl(x - y) for two log-probabilities x and y. `missing` is x or y, whichever may be NaN. With `neutral` the result for
+// a NaN is +0, so the ratio is 1.
 template <class F>
 RLK_HD F rollout_log_ratio(bool neutral, F x, F y, F missing) {
   const F d = sub_rn(x, y);
   return neutral ? select(is_nan(missing), broadcast<F>(0.0f), d) : d;
 }
 
-// The rollout's log-probability. With `neutral`, a NaN of the rollout is replaced by the trainer's log-probability.
+// The rollout's log-probability. With `neutral`, the trainer's log-probability replaces a NaN.
 template <class F>
 RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
   return neutral ? select(is_nan(rollout), trainer, rollout) : rollout;
@@ -22,7 +22,7 @@ RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
 
 struct ImportanceBounds {
   float low, high, limit;
-  bool zero_outside;  // false: values outside become the nearest bound
+  bool zero_outside;  // false: values outside [low, high] become the nearest bound
 };
 template <class F>
 struct ImportanceWeight {

@@ -1,4 +1,4 @@
-// Preconditions of a kl call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a kl call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "kernels/losses/policy_check.h"
@@ -21,7 +21,7 @@ inline void check_kl(const KlParams& p) {
             "kl: d_importance_weight needs an importance weight");
 }
 
-// Merges rows without gaps into one row, so that whole vectors may cross row ends.
+// If there are no gaps between rows, merges them into one row, so that vectors may cross the ends of rows.
 inline KlParams as_one_row(KlParams p) {
   const std::int64_t n = p.sequences.num_tokens;
   for (const PolicyTokens* a : {&p.logprob, &p.ref_logprob, &p.weight, &p.d_kl}) {

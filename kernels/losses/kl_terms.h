@@ -8,15 +8,15 @@
 
 namespace rlk {
 
-// Limits of e for k3 times a ratio. Above the first limit, the product is computed as a difference of two exponentials.
-// The second exponential is the largest e of K itself.
+// Limits of e = ref_logprob - logprob for k3 times a ratio. Above kKlSplit, exp(e) times the ratio is computed as one
+// exponential of a sum. kKlMost is the largest e for which K itself is computed.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K as a function only of e, and its slope along e. `most` is the largest e of k3.
+// K as a function of e, and its derivative with respect to e. k3 clamps e to at most `most`.
 template <class F>
 RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
@@ -37,7 +37,7 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float m
       return {-e, -one};
   }
 }
-// K before any product with the ratio and any limit of the result.
+// K before it is multiplied by a ratio and limited.
 template <class F>
 RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through,
                          float most = kLargestFloat) {
@@ -51,11 +51,11 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
 template <class F>
 struct KlRatio {
   F log, ratio;
-  F share;             // a token's share in the slope of the ratio; 0: no share
-  MaskOf<F> of_token;  // true where the ratio's log is logprob - old_logprob, without a limit
+  F share;             // share of the token's logprob in the log of the ratio; 0: the ratio does not depend on it
+  MaskOf<F> of_token;  // whether the ratio's log is exactly logprob - old_logprob, not clamped
 };
-// K times a ratio, its slope along the token's logprob, and the ratio's part of that slope. `k` is limited by kKlMost.
-// kAlone: every share is 1, and the ratio has no limit.
+// K times a ratio, and the product's derivative with respect to the token's logprob, including the ratio's derivative.
+// `k` was computed with `most` = kKlMost. kAlone: every share is 1, and the ratio is not clamped.
 template <bool kAlone, class F>
 RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, const KlTerm<F>& k, F logprob,
                                 F ref_logprob, F old_logprob, float input_limit, const KlRatio<F>& x) {
@@ -82,7 +82,7 @@ RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, co
   const F shared = sub_rn(closed, scaled_by(sub_rn(one, x.share), value));
   return {value, select(held, scaled_by(x.share, value), select(x.share == zero, along, shared))};
 }
-// With straight_through the limit applies only to the value, not to the slope.
+// The slope of a limited value. It is 0 outside the limit, except with straight_through, which limits only the value.
 template <class F>
 RLK_HD F limited_slope(F value, float limit, F slope, bool straight_through) {
   return straight_through ? slope : inside_or(value, -limit, limit, slope, broadcast<F>(0.0f));
@@ -95,7 +95,7 @@ RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
-// One pass over tokens without sums. The pass gives values, or gradients if the incoming gradient is given.
+// A pass over tokens without sums. It computes K, or the gradients of K if an incoming gradient is given.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   static constexpr bool kMayBePacked = false;
@@ -127,7 +127,7 @@ struct KlTokenTerms : EverySum {
     const bool straight_through = s.straight_through != 0;
     const bool has_ratio = s.weight == KlWeight::kOldLogprob;
     const F l = in[kKlLogprob], f = in[kKlRefLogprob], weight = in[kKlWeight];
-    // No zero has a sign, and no NaN a payload.
+    // Written zeros are +0, and written NaNs are canonical.
     const auto written = [&](F x) { return canonical(where(mask, add_rn(x, zero))); };
     KlTerm<F> k = kl_term(s.estimator, l, f, s.input_limit, straight_through, has_ratio ? kKlMost : kLargestFloat);
     out[kKlOfWeight] = zero;

@@ -1,7 +1,7 @@
-// Formulas of ops/mismatch_metrics.h that every backend shares, and checks of memory safety.
+// The formulas of ops/mismatch_metrics.h that every backend shares, and the checks for memory safety.
 //
-// One pass over a tile computes at most eight sums and six counts. The twelve sums and twelve counts are therefore two
-// groups. Each group reads the tokens; the second finds them in a cache.
+// One pass over a tile computes at most eight sums and six counts. The twelve sums and twelve counts are therefore
+// split into two groups. Each group reads the tokens; the second read hits in a cache.
 #pragma once
 
 #include "kernels/losses/policy_check.h"
@@ -24,8 +24,8 @@ inline void check_mismatch_metrics(const MismatchMetricsParams& p) {
             "mismatch_metrics: logprob_rollout, one a token");
 }
 
-// Whether x and y have different bits; all NaNs count as equal. Vectors compare only floats, which makes +0 equal to
-// -0. Therefore the bits of 1 are added to the bits of a zero, which gives 1 or -1.
+// Whether x and y have different bits. All NaNs count as equal. Vectors can only be compared as floats, so +0 would
+// equal -0. Adding the bits of 1 to the bits of a zero turns +0 into 1 and -0 into -1.
 template <class F>
 RLK_HD MaskOf<F> differ(F x, F y) {
   constexpr std::int32_t kOne = 0x3f800000;
@@ -50,10 +50,11 @@ enum : int {  // sums of kMismatchDifferences
   kSumRatioSquared,
   kDifferenceSums,
 };
-// Sums of kMismatchProbabilities: 1 minus the probabilities, then the probabilities; then the maxima in the same order.
+// Sums of kMismatchProbabilities: first 1 minus the two probabilities, then the two probabilities. The maxima have the
+// same order.
 constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
-constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the other bins are counted with the probabilities
+constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // kMismatchProbabilities counts the other bins
 static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
 
 struct MismatchFactors {};
@@ -121,7 +122,7 @@ struct MismatchTerms : EverySum {
   }
 };
 
-// Sums over sequences: first the sums of the tokens, then terms of whole sequences.
+// Sums over sequences. First come the sums over tokens, then the sums of one term per sequence.
 enum : int {
   kTotalLogRatio,
   kTotalDistance,
@@ -150,7 +151,7 @@ enum : int {
 };
 
 struct MismatchPair : CentralPair {
-  std::int32_t missing[2];  // whether a value is 1 minus the probability, or the probability
+  std::int32_t missing[2];  // whether a value is 1 minus the probability; otherwise it is the probability
   std::int32_t rollout_neutral;
 };
 
@@ -214,7 +215,7 @@ struct MismatchBatch {
     return t;
   }
 
-  // Stores each value in its smaller form, which keeps more digits.
+  // For each value, chooses between the probability and 1 minus the probability. The smaller sum keeps more digits.
   static RLK_HD MismatchPair pair_of(const Total& t) {
     const float tokens = static_cast<float>(t.count[kCountOfTokens]);
     MismatchPair pair = {};
@@ -256,7 +257,7 @@ struct MismatchBatch {
     return from;
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
-    if (i == kMismatchCorrelation) {  // computed by the pass over central moments
+    if (i == kMismatchCorrelation) {  // the pass over central moments computes this metric
       MismatchPair pair = pair_of(t);
       pair.rollout_neutral = p.rollout_neutral;
       in_global(context.shared)->pair = pair;
@@ -275,7 +276,7 @@ struct MismatchBatch {
   }
 };
 
-// Metrics from the moments of probabilities.
+// Computes a metric from the moments of probabilities.
 struct MismatchMoments {
   static constexpr int kInputs = 2, kResults = 1;
   static constexpr bool kProducts = true;

@@ -1,4 +1,4 @@
-// Kernels of policy_loss on GPUs of every vendor, besides the passes of kernels/tokens/passes.h.
+// The kernels of policy_loss on GPUs of every vendor that are not in kernels/tokens/passes.h.
 #pragma once
 
 #include "kernels/losses/policy_batch.h"
@@ -6,7 +6,8 @@
 
 namespace rlk {
 
-// Scales the values of block `block` among `blocks`. If the factor is 1, nothing is read.
+// Block `block` of `blocks` multiplies its values by the factor. If the factor is 1, the block returns without reading
+// values.
 template <class Gpu>
 RLK_DEVICE void scale_values(const ScaleGradientsParams& p, std::int64_t block, std::int64_t blocks) {
   const float factor = *in_global(p.factor);

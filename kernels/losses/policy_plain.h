@@ -1,5 +1,5 @@
-// PPO's clip of a token's ratio as most configurations use it. This form leaves out every option that these
-// configurations do not set, and has the same bits as policy_terms.h.
+// PPO's clip of a token's ratio with the options that most configurations use. The code for all other options is left
+// out. Results have the same bits as those of policy_terms.h.
 #pragma once
 
 #include "kernels/losses/policy_terms.h"

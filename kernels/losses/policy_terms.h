@@ -1,4 +1,4 @@
-// Formulas of ops/policy_loss.h that every backend shares.
+// The formulas of ops/policy_loss.h that every backend shares.
 #pragma once
 
 #include "kernels/losses/importance_terms.h"
@@ -40,7 +40,7 @@ enum PolicySum : int {
 };
 constexpr int kPolicyMaxima = 3;
 enum PolicyCount : int { kCountClipped = kCountTokens + 1, kCountDual, kCountLow, kCountHigh, kCountImportance };
-// Statistics of the first pass. The first pass runs only if a token's policy term needs sums over its sequence.
+// The sums of the first pass. The first pass runs only if a token's policy term needs sums over its sequence.
 enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,
@@ -90,11 +90,12 @@ RLK_HD bool importance_of_sequence(const PolicySpec& s) {
   return s.importance == ImportanceLevel::kSequence || s.importance == ImportanceLevel::kGeometric;
 }
 RLK_HD bool drops(const PolicySpec& s) { return s.drop_above < infinity(); }
-// Whether the ratio's gradient reaches tokens through a sum over their sequence.
+// Whether the ratio depends on every token of a sequence, so that its gradient is a sum over the sequence.
 RLK_HD bool has_shared_slope(const PolicySpec& s) {
   return s.level != RatioLevel::kToken && s.straight_through == 0 && s.surrogate != Surrogate::kGeometricClip;
 }
-// Whether an earlier pass needs log-probabilities, and whether such a pass is needed at all.
+// needs_statistics: whether tokens need a first pass that reads log-probabilities. needs_counts: whether they need any
+// first pass.
 RLK_HD bool needs_statistics(const PolicySpec& s) {
   return s.level != RatioLevel::kToken || importance_of_sequence(s) || s.gate != 0 || drops(s);
 }
@@ -123,7 +124,7 @@ struct PolicyFactors {
   float weight = 0.0f, entropy_weight = 0.0f;  // weight of the tokens; weight of H
   float log_ratio = 0.0f;                      // x of a sequence
   float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
-  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K); a token's share of K's gradient through the ratio
+  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K); share of each token in the log of the ratio
   float gradient = 0.0f;                       // shared P_x
   float importance = 1.0f;                     // importance weight of a sequence
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
@@ -158,7 +159,7 @@ RLK_HD Ratio<F> ratio_of(const PolicySpec& s, F raw) {
   return {x, r, inside_or(raw, s.log_ratio_min, s.log_ratio_max, r, broadcast<F>(0.0f))};
 }
 
-// A token's summand of a kGeometricClip log-ratio, and whether it is clipped.
+// What a token adds to the log-ratio of kGeometricClip, and whether that value is clipped.
 template <class F>
 struct ClippedLogRatio {
   F value;
@@ -278,8 +279,8 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
   return t;
 }
 
-// Derivative of the policy term along the ratio, divided by A, for an A of this sign. The shared gradient of a sequence
-// needs this derivative for both signs.
+// The derivative of the policy term with respect to the ratio, divided by the advantage A, for an A of the given sign.
+// The shared gradient of a sequence needs the derivative for both signs.
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
@@ -291,8 +292,8 @@ RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope)
 
 struct PolicyStatisticsTerms : EverySum {
   static constexpr int kInputs = 7, kOutputs = 1, kSums = kPolicyStatistics;
-  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: the dropped tokens, which have no policy term;
-                                                   // token_weight
+  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: `selected`, if it drops tokens from the policy
+                                                   // term; token_weight
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -332,7 +333,7 @@ struct PolicyStatisticsTerms : EverySum {
     F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     const bool is_weighted = p.token_weight.data != nullptr;
     if (is_weighted) product = scaled_by(product, in[kWeight]);
-    sum[kStatPositive] = select(a <= zero, zero, product);  // `product` if a is NaN, too
+    sum[kStatPositive] = select(a <= zero, zero, product);  // a NaN advantage selects `product`
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
@@ -352,7 +353,7 @@ struct PolicyStatisticsTerms : EverySum {
 
 RLK_HD float finite_or_zero(float x) { return x < infinity() || is_nan(x) ? x : 0.0f; }
 
-// Factors of a sequence's tokens, from the sums of the first pass. The weights are set later.
+// The factors that a sequence's tokens share, from the sums of the first pass. set_weights sets the weights later.
 RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSums<kPolicyStatistics>& of) {
   const PolicySpec& s = p.spec;
   PolicyFactors f;
@@ -369,7 +370,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   }
   if (s.gate != 0) {
     const float g = exp(mean_mismatch);
-    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // true for NaN, too
+    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // also true for NaN
   }
   f.dropped = drops(s) && !(div_rn(of.sum[kStatDrop], tokens) <= s.drop_above);
   if (s.level == RatioLevel::kToken) return f;
@@ -398,7 +399,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;
   if (s.surrogate == Surrogate::kRatio || s.surrogate == Surrogate::kSigmoid) {
-    // If no advantage has this sign, this sign adds no slope, whatever the ratio is.
+    // A sign that no advantage has adds no slope, even if the ratio's slope is infinite or NaN.
     const float positive = of.sum[kStatPositive], negative = f.dropped ? 0.0f : of.sum[kStatNegative];
     const float up = positive == 0.0f ? 0.0f : scaled_by(positive, shared_slope(s, 1.0f, f.ratio, f.slope));
     const float down = negative == 0.0f ? 0.0f : scaled_by(negative, shared_slope(s, -1.0f, f.ratio, f.slope));
@@ -415,8 +416,8 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
 // Forms of the pass over tokens. A simpler form holds fewer values in registers.
 enum class PolicyForm {
   kClipped,   // PPO's clip of a token's ratio, with neither importance weights nor selected tokens
-  kTokens,    // any term of a single token
-  kSequences  // also sums of the first pass
+  kTokens,    // any policy term that depends on one token
+  kSequences  // policy terms that also depend on sums of the first pass
 };
 RLK_HD PolicyForm form_of(const PolicyLossParams& p) {
   if (needs_statistics(p.spec)) return PolicyForm::kSequences;
@@ -440,8 +441,8 @@ struct PolicyTokenTerms : EverySum {
     return policy_input(p, i);
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
-  // Without importance weights, the sums of the weights and of their squares are exactly the number of tokens. The only
-  // upper sum left to add is the entropy's.
+  // Without importance weights, the sum of the weights and the sum of their squares are exactly the number of tokens.
+  // Among the upper half of the sums, only the entropy's must then be added.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;
@@ -508,7 +509,7 @@ struct PolicyTokenTerms : EverySum {
       t.along_logprob = scaled_by(t.along_logprob, u);
     }
 
-    // The conditions are counted here, so that none is kept until the end.
+    // The conditions are counted here, so that registers need not hold them until the end.
     sums->count[kCountTokens] = counted<F>(mask);
     sums->count[kCountLow] =
         counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // the advantage of a masked token is
@@ -545,7 +546,8 @@ struct PolicyTokenTerms : EverySum {
           of_l = MaskOf<F>(zero == zero);
         } else if (shared) {
           const F own = is_weighted ? scaled_by(k.value, u) : k.value;
-          // An infinite K decides this token's slope alone; its difference to an infinite sum would be NaN.
+          // If this token's K is infinite, the other tokens' part is left out: an infinite sum minus an infinite K
+          // would be NaN.
           const F rest = sub_rn(broadcast<F>(f.kl_sum), own);
           others = select(abs_of(own) == broadcast<F>(infinity()), zero, scaled_by(mul_rn(share, x.ratio), rest));
         }
@@ -574,15 +576,15 @@ struct PolicyTokenTerms : EverySum {
     sum[kSumImportance] = w;
     sum[kSumImportanceSquared] = mul_rn(w, w);
     sum[kSumMismatch] = mismatch;
-    // Inputs of a masked token are 0, and its other terms are 0 too.
+    // Inputs of a masked token are 0, so the terms that are not masked here are 0 already.
     if (!kClipped) sum[kSumPpoKl] = where(mask, sum[kSumPpoKl]);
     sum[kSumRatio] = where(mask, sum[kSumRatio]);
     sum[kSumImportance] = where(mask, sum[kSumImportance]);
     sum[kSumImportanceSquared] = where(mask, sum[kSumImportanceSquared]);
-    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // the same value at all tokens of a sequence
+    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // kGeometricClip: one value for all tokens
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
-    // Importance weights that the caller gives may be negative.
+    // The maximum is at least 0, although importance weights that the caller gives may be negative.
     if (!kClipped) sums->maximum[2] = max_of(add_rn(sum[kSumImportance], zero), zero);
   }
 };

@@ -1,4 +1,5 @@
-// Preconditions of a preference_loss call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a preference_loss call on every backend. A violation would corrupt memory. Bindings check users'
+// input.
 #pragma once
 
 #include "rlk/ops/preference_loss.h"

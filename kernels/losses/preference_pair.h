@@ -15,7 +15,8 @@ namespace rlk {
 
 RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 
-// An element of a side, with x, its score s, the derivative h of the score, and n.
+// An element of a side: x, the score s, the score's derivative h, and n, as the contract in ops/preference_loss.h
+// defines them.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
   bool empty;  // the element's count is below 1
@@ -79,7 +80,7 @@ struct PreferenceValue {
   float loss, g_w, g_l;  // derivatives with respect to the scores
 };
 
-// kSigmoid, of z = beta delta.
+// The loss kSigmoid of z = beta * delta.
 RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z) {
   const float e = p.label_smoothing, k = sub_rn(1.0f, e);
   float loss = -mul_rn(k, logsigmoid(z)), dz = -mul_rn(k, sigmoid(-z));
@@ -91,7 +92,8 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-// ORPO. The slopes use 1 minus the probabilities, since 1 / (1 - e^v) could overflow where the slopes do not.
+// ORPO. The slopes are computed from 1 - e^v (1 minus a probability), because its inverse could overflow where the
+// slopes do not.
 RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
                                        const PreferenceElement& rejected) {
   if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};
@@ -105,7 +107,8 @@ RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const Pref
   return {loss, -g, scaled_by(g, div_rn(left_w, left_l))};
 }
 
-// fl(s_w - s_l). For scores that are the same infinity it is the sign of the difference of the x.
+// fl(s_w - s_l). If both scores are the same infinity, the result is an infinity with the sign of x_w - x_l, or 0 if
+// the two x are equal.
 RLK_HD float score_difference(const PreferenceElement& chosen, const PreferenceElement& rejected) {
   const float difference = sub_rn(chosen.s, rejected.s);
   if (!is_nan(difference) || !(chosen.s == rejected.s)) return difference;
@@ -167,7 +170,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
     }
     case Preference::kDiscopop: {
       const float q = div_rn(z, p.tau), m = sigmoid(q), o = sigmoid(-q), log_p = logsigmoid(z);
-      // e^-z m; either factor alone may be 0 or Inf
+      // e^-z * m by one exponential, because either factor alone may be 0 or Inf
       const float grown = z == -infinity() ? 0.0f : exp(sub_rn(logsigmoid(q), z));
       const float of_m = add_rn(scaled_by(log_p, m), grown);
       float slope = add_rn(sub_rn(-mul_rn(sigmoid(-z), o), grown), scaled_by(of_m, div_rn(o, p.tau)));
@@ -179,7 +182,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
   }
 }
 
-// Computes pair i, or loss i in sorted order.
+// Computes pair i. With a sorted loss, it computes loss i in sorted order.
 template <class Memory>
 RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   const PreferenceElement w = preference_element<Memory>(p, p.chosen, i);
@@ -226,7 +229,7 @@ RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   Memory::global(p.rejected.d_policy)[i] = one_nan(d_l);
 }
 
-// Element i of kKto, where chosen answers precede rejected answers.
+// Computes element i of kKto. The chosen answers precede the rejected answers.
 template <class Memory>
 RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
   const bool rejected = i >= p.chosen.num;
@@ -252,7 +255,8 @@ RLK_HD void preference_item(const PreferenceLossParams& p, std::int64_t i) {
   p.kind == Preference::kKto ? preference_unpaired<Memory>(p, i) : preference_pair<Memory>(p, i);
 }
 
-// Keys that are sorted: which = 0 for the policy's or the chosen side's, 1 for the reference's or the rejected side's.
+// The keys of the two arrays that are sorted. which = 0 gives keys of the chosen side for kAotUnpaired, or keys of the
+// policy. which = 1 gives keys of the rejected side, or keys of the reference.
 template <class Memory>
 RLK_HD float preference_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   if (p.sort == PreferenceSort::kAotUnpaired) {
@@ -269,7 +273,7 @@ RLK_HD bool preference_before(float a, std::int64_t i, float b, std::int64_t j) 
   if (is_nan(a) || is_nan(b)) return is_nan(a) && is_nan(b) ? i < j : is_nan(b);
   return a < b || (a == b && i < j);
 }
-// A key as an integer, which kernels/advantages/merge_order.h sorts on a GPU. Equal floats have equal keys; NaN comes
+// A key as an integer for the sort of kernels/advantages/merge_order.h. Equal floats have equal keys, and NaN comes
 // last.
 template <class Memory>
 RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int which, std::int64_t i) {
@@ -278,11 +282,12 @@ RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int whic
   const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
   return key < 0.0f ? -std::int64_t{bits} : bits;
 }
-// One of two arrays [2, num] of indices. The second array receives the order, then the first one the ranks.
+// Row `which` of one of two arrays [2, num] of indices. The sort uses both arrays and leaves the order in the second
+// array. Ranks are then written to the first array.
 RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
   return (first ? p.ranks : p.order) + which * p.chosen.num;
 }
-// Side of a block in a launch over both sides, and the block's index on that side.
+// In a launch that sorts both rows of indices: the row of a block, and the block's index in that row.
 struct PreferenceHalf {
   int which;
   std::int32_t block;
@@ -304,7 +309,7 @@ RLK_HD void preference_merge(const PreferenceLossParams& p, int which, std::int3
                       static_cast<std::int32_t>(p.chosen.num), run, at, preference_indices(p, which, from_first),
                       preference_indices(p, which, !from_first));
 }
-// After the sort: writes the ranks of the elements at place i of either side.
+// After the sort, writes the ranks of the two elements that are at place i of the sorted rows.
 template <class Memory>
 RLK_HD void preference_ranks(const PreferenceLossParams& p, std::int64_t i) {
   for (int which = 0; which < 2; ++which) {
@@ -313,7 +318,7 @@ RLK_HD void preference_ranks(const PreferenceLossParams& p, std::int64_t i) {
   }
 }
 
-// Value that a metric adds at position i, and the number of positions.
+// preference_metric_items gives the number of values whose mean is a metric. preference_metric_item gives value i.
 RLK_HD std::int64_t preference_metric_items(const PreferenceLossParams& p, int metric) {
   if (metric == 0) return preference_losses(p);
   if (metric == 2) return p.rejected.num;
@@ -331,7 +336,7 @@ RLK_HD float preference_mean(const PreferenceLossParams& p, int metric, float su
   const std::int64_t num = preference_metric_items(p, metric);
   return num == 0 ? 0.0f : div_rn(sum, static_cast<float>(num));
 }
-// Metrics from their five sums.
+// Computes the metrics from their five sums.
 template <class Memory>
 RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums) {
   float means[kPreferenceMetrics];
@@ -343,8 +348,8 @@ RLK_HD void preference_metrics(const PreferenceLossParams& p, const float* sums)
   for (int m = 0; m < kPreferenceMetrics; ++m) Memory::global(p.metrics)[m] = one_nan(means[m]);
 }
 
-// Sums of the metrics by a block of 256 threads; each thread takes 8 consecutive items at a time. `nodes` is 256 floats
-// that the block shares; barrier() synchronises the block.
+// A block of 256 threads computes the sums of the metrics. Each thread adds 8 consecutive items at a time. `nodes` is
+// an array of 256 floats in shared memory. barrier() synchronises the block.
 constexpr int kPreferenceMetricThreads = 256;
 template <class Memory, class Barrier>
 RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, float* nodes, const Barrier& barrier) {
@@ -373,7 +378,7 @@ RLK_HD void preference_metrics_block(const PreferenceLossParams& p, int thread, 
   if (thread == 0) preference_metrics<Memory>(p, sums);
 }
 
-// An element of the backward; the chosen side's elements precede the rejected side's.
+// Computes one element of the gradient. Elements of the chosen side precede elements of the rejected side.
 template <class Memory>
 RLK_HD void preference_gradient(const PreferenceLossBackwardParams& p, std::int64_t item) {
   const PreferenceGradient& side = item < p.chosen.num ? p.chosen : p.rejected;

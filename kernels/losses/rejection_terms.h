@@ -1,4 +1,4 @@
-// Formulas of ops/importance_weights.h that every backend shares, and checks of memory safety.
+// The formulas of ops/importance_weights.h that every backend shares, and the checks for memory safety.
 #pragma once
 
 #include "kernels/losses/importance_terms.h"
@@ -48,7 +48,7 @@ RLK_HD Divergence<F> divergence_of(F c) {
   const F k3 = sub_rn(expm1(c), min_of(c, broadcast<F>(kLargestFloat)));
   return {-c, mul_rn(mul_rn(broadcast<F>(0.5f), c), c), max_of(k3, broadcast<F>(0.0f))};
 }
-// `kept` and the tests of all bounds that are given.
+// Whether a token is in `kept` and also passes every bound that is given.
 template <class F>
 RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf<F> kept) {
   if (b.k1_low > -infinity()) kept = MaskOf<F>(kept & (k.k1 >= broadcast<F>(b.k1_low)));
@@ -60,7 +60,7 @@ RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf
 
 // Factors that a sequence's tokens share.
 struct ImportanceFactors {
-  float weight = 0.0f, ratio = 0.0f;  // weight within its bounds; ratio before the bounds apply
+  float weight = 0.0f, ratio = 0.0f;  // the weight after its bounds apply; the ratio before
   std::int32_t kept = 1;
   std::int32_t broken = 0;  // the sequence's offsets are bad
 };
@@ -82,7 +82,7 @@ struct ImportanceStatisticsTerms : LowerSums {
                            TokenSums<F, kSums>* sums) {
     const F zero = broadcast<F>(0.0f), d = rollout_log_ratio(p.spec.rollout_neutral != 0, in[0], in[1], in[1]);
     const F c = clamped(d, -p.spec.limit, p.spec.limit);
-    const Divergence<F> k = divergence_of(c);  // zero for a masked token, since its d is 0
+    const Divergence<F> k = divergence_of(c);  // zero for a masked token, whose d is 0
     out[0] = zero;
     clear(sums);
     sums->sum[kStatOfRatio] = d;
@@ -124,7 +124,8 @@ enum : int { kMostRatio, kLeastRatio, kMostWeight, kLeastWeightOfTokens };
 
 RLK_HD float low_ratio(const ImportanceSpec& s) { return s.low > -infinity() ? s.low : div_rn(1.0f, s.high); }
 
-// Results in addition to the weights and `kept`: no mean, the mean of the weights, or the inputs of the metrics.
+// What the pass over tokens computes besides the weights and `kept`: nothing, the sum for the mean weight, or the sums
+// for the metrics.
 enum class ImportanceForm { kAlone, kNormalized, kMeasured };
 RLK_HD ImportanceForm form_of(const ImportanceWeightsParams& p) {
   if (p.metrics != nullptr) return ImportanceForm::kMeasured;
@@ -184,8 +185,8 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// The Batch of importance_weights. The batch's total holds the metrics and the mean weight, by which all weights are
-// divided.
+// The Batch of importance_weights. Its results are the metrics and the mean weight. Normalization divides all weights
+// by the mean weight.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };
@@ -193,13 +194,13 @@ struct ImportanceBatch {
     kWeight,
     kOfTokens,
     kOfSequences
-  };  // kWeight: the weights whose mean normalize divides by, per token or per sequence
+  };  // kWeight: sum for the mean weight of normalize, over tokens or sequences
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
   struct Shared {
     float divisor;
-    CentralPair pair;  // sums of weights, and of sequences' mean weights with the same scale
+    CentralPair pair;  // for the weights, and for the sequences' mean weights with the same scale
   };
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;
@@ -254,8 +255,8 @@ struct ImportanceBatch {
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     const bool of_divisor = i == kImportanceMetrics;
     if (!of_divisor && p.metrics == nullptr) return;
-    if (i == kImportanceWeightStd) {  // computed by the pass over central moments, as are the metrics that follow from
-                                      // these
+    if (i == kImportanceWeightStd) {  // the pass over central moments computes this metric and those that follow from
+                                      // it
       in_global(context.shared)->pair = pair_of(t);
       return;
     }
@@ -316,7 +317,8 @@ struct ImportanceBatch {
   }
 };
 
-// Metrics from the moments of the weights, which earlier passes wrote, and of the sequences' mean weights.
+// Computes metrics from the moments of the weights, which earlier passes wrote, and from the moments of the sequences'
+// mean weights.
 struct ImportanceMoments {
   static constexpr int kInputs = 1, kResults = 3;
   static constexpr bool kProducts = false;

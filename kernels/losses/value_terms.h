@@ -1,4 +1,4 @@
-// Formulas of ops/value_loss.h that every backend shares.
+// The formulas of ops/value_loss.h that every backend shares.
 #pragma once
 
 #include "kernels/tokens/central_moments.h"
@@ -31,7 +31,7 @@ RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, st
   f->weight = token_weight(p, totals, n);
 }
 
-// The first pass, which runs if weights need numbers of tokens.
+// The first pass. It runs if the weights depend on numbers of tokens.
 struct ValueStatisticsTerms : LowerSums {
   static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;
@@ -100,7 +100,7 @@ struct ValueTokenTerms : EverySum {
     }
     out[0] = canonical(where(mask, weighted(f.weight, slope)));
 
-    clear(sums);  // inputs of a masked token are 0, and its terms are 0 too
+    clear(sums);  // inputs of a masked token are 0, so its terms are 0
     sums->sum[kSumValueLoss] = loss;
     sums->sum[kSumValue] = v;
     sums->sum[kSumReturn] = r;
@@ -115,7 +115,7 @@ struct ValueTokenTerms : EverySum {
   }
 };
 
-// A sequence's sums as terms of the sum over sequences; the weighted loss follows them.
+// What a sequence adds to the sums over sequences: its sums over tokens, and then its weighted loss.
 constexpr int kWeightedValue = kValueSums;
 using ValueTotalSums = TotalSums<kValueSums + 1, kLossCounts, 2>;
 
@@ -145,14 +145,14 @@ struct ValueResults {
 };
 
 struct ValueShared : PolicyTotals {
-  CentralPair pair;  // sums of errors and returns
+  CentralPair pair;  // for the errors and the returns
 };
 RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t, int i,
                          ValueShared* shared) {
   float* const to = i == kValueMetrics ? p.loss : p.metrics;
   if (to == nullptr) return;
   const float tokens = static_cast<float>(t.count[kCountTokens]);
-  if (i == kValueMetricExplainedVariance) {  // computed by the pass over central moments
+  if (i == kValueMetricExplainedVariance) {  // the pass over central moments computes this metric
     in_global(shared)->pair = {{central_point(t.sum[kSumError], tokens, t.maximum[ValueTokenTerms::kMostError]),
                                 central_point(t.sum[kSumReturn], tokens, t.maximum[ValueTokenTerms::kMostReturn])}};
     return;
@@ -190,7 +190,7 @@ struct ValueBatch : LossBatch<ValueLossParams, ValueFactors> {
   }
 };
 
-// Metrics from the moments of errors and returns.
+// Computes a metric from the moments of errors and returns.
 struct ValueMoments {
   static constexpr int kInputs = 2, kResults = 1;
   static constexpr bool kProducts = false;
