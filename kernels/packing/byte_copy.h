@@ -1,6 +1,7 @@
-// Copies byte ranges between any addresses, for CUDA and HIP. A thread writes 16-byte vectors of the destination. The
-// source's alignment decides how the thread reads them: whole, as halves, as a half between two words, or as words that
-// are shifted together. Bytes before and after the whole vectors are copied one by one.
+// Copies byte ranges between any addresses, for CUDA and HIP. A thread writes aligned 16-byte vectors of the
+// destination. The alignment of a vector's source decides how the thread reads it: as a whole, as two halves of 8
+// bytes, as a half between two words, or as five words that are shifted together. Bytes before and after the whole
+// vectors are copied one by one.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,8 @@ struct alignas(16) Vector16 {
   std::uint32_t words[4];
 };
 
-// A run: bytes [0, copied) of `to` are copied from `from`; bytes [copied, end) are `fill`, eight bytes repeated.
+// A run of bytes. Bytes [0, copied) of `to` are copied from `from`. Bytes [copied, end) repeat the eight bytes of
+// `fill`.
 constexpr std::int32_t kMostRunBytes = 1 << 30;
 struct ByteRun {
   const unsigned char* from = nullptr;
@@ -35,10 +37,10 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
 // The parts of a byte range.
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
-  std::int32_t shift;    // source address of the first vector's bytes, modulo 4
-  std::int32_t vectors;  // [copied_from, copied_to) are copied, [filled_from, vectors) filled
+  std::int32_t shift;    // source address of the first vector, modulo 4
+  std::int32_t vectors;  // number of vectors: [copied_from, copied_to) are copied, [filled_from, vectors) are filled
   std::int32_t copied_from, copied_to, filled_from;
-  std::int32_t from_vector;  // source address of the first vector's bytes, modulo 16
+  std::int32_t from_vector;  // source address of the first vector, modulo 16
 
   RLK_HD explicit RunParts(const ByteRun& r) {
     lead = static_cast<std::int32_t>(-reinterpret_cast<std::uintptr_t>(r.to) & 15);
@@ -50,7 +52,8 @@ struct RunParts {
     };
     vectors = within((r.end - lead) >> 4, 0, kMostRunBytes);
     copied_from = lead + r.before < shift && vectors > 0 ? 1 : 0;
-    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // the words around are read, too
+    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // kShifted also reads the words around
+                                                                               // the vector
     copied_to = within(((readable < r.copied ? readable : r.copied) - lead) >> 4, copied_from, vectors);
     filled_from = within((r.copied - lead + 15) >> 4, copied_to, vectors);
   }
@@ -119,11 +122,10 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
   }
 }
 
-// Copies vectors first, first + step, ... of a run: kRunChunk of them, or all remaining vectors if `last`. With `edges`
-// it
-// also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy words
-// where both sides are aligned.
-constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // bytes at the head, in the middle, at the tail
+// Copies vectors first, first + step, ... of a run: kRunChunk vectors, or all remaining vectors if `last`. With `edges`
+// it also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy them
+// as words if source and destination are aligned.
+constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // most bytes outside vectors: head, middle and tail
 template <class Memory>
 RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {
   if (r.end == 0 || (first > r.end >> 4 && (!edges || first >= kMostRunEdges))) return;
@@ -152,7 +154,8 @@ RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t ste
   };
   const int unit = words ? 4 : 1;
   std::uint32_t single = 0;
-  // The load of the single unit is in flight together with the vectors' loads.
+  // This thread's first byte or word outside the vectors is loaded here, so that its load is in flight with the
+  // vectors' loads.
   if (first * unit < singles) single = load(place(first * unit));
   const std::int32_t chunk = first + kRunChunk * step, limit = last || parts.vectors < chunk ? parts.vectors : chunk;
   if (parts.from_vector == 0) {

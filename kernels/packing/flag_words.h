@@ -1,4 +1,4 @@
-// Flags of one byte each, four in a word.
+// Functions on words that hold four flags of one byte each.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ RLK_HD std::uint32_t tops_not_zero(std::uint32_t word) {
   constexpr std::uint32_t kLow = 0x7f7f7f7f;
   return (((word & kLow) + kLow) | word) & ~kLow;
 }
-// One bit for each byte, set if the byte is not zero; bit 0 belongs to the lowest byte.
+// Returns one bit per byte, which is set if the byte is not zero. Bit 0 belongs to the lowest byte.
 RLK_HD std::uint32_t bytes_not_zero(std::uint32_t word) { return (tops_not_zero(word) >> 7) * 0x01020408u >> 24; }
 
 }  // namespace rlk

@@ -1,11 +1,12 @@
-// The split of a pack call's bytes among a GPU's threads, and the copy itself, for CUDA and HIP.
+// How a pack call's bytes are split among a GPU's threads, and the copy itself, for CUDA and HIP.
 //
-// Blocks take padded rows, since the host knows their number. A block finds its row by a division and the row's
-// packed place by two offsets, without a search. A row past its sequence's end is not copied. Further blocks go over
-// the packed array and fill it after the last sequence.
+// Blocks are assigned to padded rows, because the host knows their number. A block finds its row by a division, and the
+// row's place in the packed array by two offsets, without a search. Tokens of a row past its sequence's end are not
+// copied. Further blocks fill the packed array after the last sequence.
 //
-// If tokens follow one another on both sides, a row is a run of bytes (kernels/packing/byte_copy.h). Otherwise a
-// token's bytes are copied in units: the largest of 1, 2, 4, 8, 16 bytes that divides every address.
+// If a row's tokens are contiguous in both arrays, the row is a run of bytes (kernels/packing/byte_copy.h). Otherwise a
+// token's bytes are copied in units of 1, 2, 4, 8 or 16 bytes. The unit is the largest of these sizes that divides
+// every address, stride and token size.
 #pragma once
 
 #include <algorithm>
@@ -22,28 +23,28 @@ constexpr int kPackLog2Threads = 7;  // log2 of the threads per block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // units per thread
 constexpr int kPackTogether = 4;  // units whose loads are in flight together
-// Bytes per block that fills a run. The number is large, since all these blocks are idle if the bound equals the number
-// of tokens.
+// Bytes that one block fills at the end of a contiguous packed array. The number is large because these blocks have
+// nothing to do if the capacity equals the number of tokens.
 constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;
 
 struct PackShare {
   RowSplit split;
   std::uint32_t units = 0;        // units per token
-  std::uint32_t row_blocks = 0;   // number of blocks for rows; blocks of the packed array follow
-  std::uint32_t first_block = 0;  // first block in the launch
+  std::uint32_t row_blocks = 0;   // number of blocks for rows; blocks that fill the packed array follow
+  std::uint32_t first_block = 0;  // index of the first block in the launch
   std::int32_t log2_unit = 0;
-  bool flat = false;  // tokens follow one another on both sides
+  bool flat = false;  // a row's tokens are contiguous in both arrays
 };
 struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   bool all_flat = true;
-  std::int32_t first_token = 0, num_tokens = 0;  // range of each padded row's tokens in this launch
+  std::int32_t first_token = 0, num_tokens = 0;  // the tokens of each padded row that this launch copies
   std::int64_t tail = 0;                         // first packed token that may be filled; negative: use the last
                                                  // offset
 };
 
-// Log2 of the bytes per unit of an array.
+// Log2 of the number of bytes in a unit of an array.
 inline int pack_log2_unit(const PackArray& a, std::int64_t num_sequences, std::int64_t num_tokens) {
   std::uint64_t bits = static_cast<std::uint64_t>(a.token_bytes) | reinterpret_cast<std::uintptr_t>(a.padded) |
                        reinterpret_cast<std::uintptr_t>(a.packed) | static_cast<std::uint64_t>(a.packed_stride);
@@ -54,16 +55,16 @@ inline int pack_log2_unit(const PackArray& a, std::int64_t num_sequences, std::i
   return log2;
 }
 
-// Whether a padded row's tokens follow one another on both sides.
+// Whether a padded row's tokens are contiguous in the padded and in the packed array.
 inline bool is_run(const PackParams& p, const PackArray& a) {
   return p.positions == nullptr && (a.token_stride == a.token_bytes || p.num_tokens <= 1) &&
          a.packed_stride == a.token_bytes && a.token_bytes <= kMostRunBytes;
 }
 
-// Describes in `g` the launch for tokens from `first` on of every row, and with `tail` also for the tail of the packed
-// array. Returns the first token of the next launch.
+// Sets `g` to the launch that copies every row's tokens from `first` on. With `tail` the launch also fills the tail of
+// the packed array. Returns the first token of the next launch.
 inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
-  std::int64_t most = 1, blocks = 0;  // most: largest number of units, or of bytes of a run
+  std::int64_t most = 1, blocks = 0;  // most: largest number per token of units, or of bytes of a run
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
     most = std::max(most,
@@ -108,7 +109,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
     return next;
   };
   bool tail = !p.unpacks;
-  if (tail && (!p.covered || p.num_tokens == 0)) {  // read first, since the copy may overwrite part of the tail
+  if (tail && (!p.covered || p.num_tokens == 0)) {  // fills before the rows are copied over filled tokens
     run(0, false, true);
     tail = false;
   }
@@ -117,7 +118,7 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
 
 namespace pack_detail {
 
-// A unit holds whole elements, or the fill is zero. So all units of the fill are equal.
+// One unit of the fill. All units of the fill are equal, because a unit holds whole elements or the fill is zero.
 template <class Unit>
 RLK_HD Unit fill_unit(std::uint64_t fill) {
   if constexpr (sizeof(Unit) == 16) {
@@ -127,7 +128,7 @@ RLK_HD Unit fill_unit(std::uint64_t fill) {
   }
 }
 
-// A block's part of a row that is a run of bytes on both sides.
+// Copies a block's part of a row that is a run of bytes in both arrays.
 template <class Memory>
 RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArray& a, const PackShare& s,
                           std::uint32_t block, int thread) {
@@ -180,7 +181,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;
       to[k] = -1;
       if (item >= items) continue;
-      const std::uint32_t token = s.units == 1 ? item : item / s.units;  // index in the launch
+      const std::uint32_t token = s.units == 1 ? item : item / s.units;  // index among the launch's tokens of the row
       const std::int64_t in_token = (item - token * s.units) * static_cast<std::int64_t>(sizeof(Unit));
       const std::int64_t position = p.positions == nullptr ? std::int64_t{g.first_token} + token
                                                            : Memory::global(p.positions)[first_position + token];
@@ -199,7 +200,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   }
 }
 
-// First packed token that belongs to no sequence.
+// The first token of the packed array to fill.
 template <class Memory>
 RLK_HD std::int64_t tail_of(const PackParams& p, const PackGrid& g) {
   if (g.tail >= 0) return g.tail;
@@ -245,7 +246,7 @@ RLK_HD void run(const PackParams& p, const PackGrid& g, const PackArray& a, cons
 
 }  // namespace pack_detail
 
-// Work of one block of a launch. kAllFlat: all arrays of the launch are flat, which takes fewer registers.
+// The work of one block of a launch. kAllFlat: all arrays of the launch are flat, so the kernel needs fewer registers.
 template <class Memory, bool kAllFlat = false>
 RLK_HD void pack_block(const PackParams& p, const PackGrid& g, std::uint32_t block, int thread) {
   int i = 0;

@@ -1,6 +1,6 @@
-// Prefix sum of pack_layout by one block of a GPU, for CUDA and HIP. The scan takes a tile of lengths at a time, and
-// loads the next tile ahead. Neighbouring threads read and write neighbouring memory; each thread adds neighbouring
-// lengths.
+// The prefix sum of pack_layout, computed by one block of a GPU, for CUDA and HIP. The scan processes one tile of
+// lengths at a time, and loads the next tile ahead. Neighbouring threads read and write neighbouring memory, although
+// each thread adds consecutive lengths: shared memory transposes them.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 
 struct PackScanShared {
   struct alignas(16) {
-    std::int32_t of[kPackScanLengths + 4];  // the 4 puts neighbouring threads into different banks
-  } lengths[kPackScanThreads];              // later the offsets after the lengths
+    std::int32_t of[kPackScanLengths + 4];  // the padding of 4 avoids bank conflicts of neighbouring threads
+  } lengths[kPackScanThreads];              // lengths, later the offsets after them
   std::uint32_t sums[2][kPackScanThreads];
   std::int32_t status;
 };
@@ -26,7 +26,7 @@ namespace pack_detail {
 constexpr std::uint32_t kMostPackSum = std::uint32_t{1} << 31;  // more than any capacity; larger sums are clamped to it
 RLK_HD std::uint32_t pack_sum(std::uint32_t a, std::uint32_t b) { return a > kMostPackSum - b ? kMostPackSum : a + b; }
 
-// length(i) gives the length of row i.
+// length(i) returns the length of row i.
 template <class Memory, class Length, class Barrier>
 RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& shared, const Length& length,
                          const Barrier& barrier) {
@@ -69,7 +69,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     shared.sums[0][thread] = of_thread;
     barrier();
     int from = 0;
-    RLK_UNROLL_NOT  // keeping the conditions of all steps would need more scalar registers than there are
+    RLK_UNROLL_NOT  // unrolled, the conditions of all steps would need more scalar registers than there are
         for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
       const std::uint32_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
       shared.sums[from ^ 1][thread] = pack_sum(shared.sums[from][thread], more);
@@ -88,7 +88,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
       const std::int64_t i = tile + k * kPackScanThreads + thread;
       if (i < p.num_sequences) cu_seqlens[i + 1] = slot(k * kPackScanThreads + thread);
     }
-    // The next tile's lengths go where only this thread has just read.
+    // No barrier is needed here: each thread writes the next tile's lengths only to slots that it alone has just read.
   }
   if (thread != 0) return;
   cu_seqlens[0] = 0;
@@ -97,8 +97,8 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
 
 }  // namespace pack_detail
 
-// The lengths are the caller's, or the lengths that the pass over the mask left in cu_seqlens. barrier() synchronises
-// the block.
+// Scans the caller's lengths. With a mask it scans the lengths that the pass over the mask left in cu_seqlens.
+// barrier() synchronises the block.
 template <class Memory, class Barrier>
 RLK_HD void pack_scan_block(const PackLayoutParams& p, int thread, PackScanShared& shared, const Barrier& barrier) {
   const auto scan = [&](const auto* lengths) {

@@ -1,5 +1,5 @@
-// The gradient of sequence_logprob over a GPU's threads, for CUDA and HIP; each token is written independently. Padded
-// rows are the rows of a RowSplit; a packed array is cut into the tiles of kernels/tokens/packed_tile.h.
+// The gradient of sequence_logprob, split over a GPU's threads, for CUDA and HIP. Each token's gradient is computed
+// independently. A RowSplit splits padded rows. A packed array is cut into the tiles of kernels/tokens/packed_tile.h.
 #pragma once
 
 #include "kernels/rows/row_split.h"
@@ -28,8 +28,8 @@ inline GradientGrid gradient_grid(const SequenceLogprobBackwardParams& p) {
   return g;
 }
 
-// Calls f(index of the token in d_logprob, value) for the tokens of a thread. `shared`: two numbers that the block
-// shares.
+// Calls f(index, value) for each token of a thread: the token's index in d_logprob, and its gradient. `shared` is an
+// array of two numbers in shared memory.
 template <class Memory, class Barrier, class F>
 RLK_HD void sequence_gradient(const SequenceLogprobBackwardParams& p, const GradientGrid& g, std::int64_t block,
                               int thread, std::int64_t* shared, const Barrier& barrier, const F& f) {

@@ -1,4 +1,5 @@
-// Preconditions of a sequence_logprob call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a sequence_logprob call on every backend. A violation would corrupt memory. Bindings check users'
+// input.
 #pragma once
 
 #include "rlk/ops/sequence_logprob.h"

@@ -1,5 +1,6 @@
-// Division of an index by a number that is known before the launch, as one multiplication and a shift. GPUs have no
-// integer division; the emulated one takes about 150 cycles, in which a block issues no loads.
+// Divides an index by a number that is known before the launch. The division is one multiplication and one shift. GPUs
+// have no instruction for integer division, and an emulated division takes about 150 cycles, in which a block issues no
+// loads.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,9 @@ struct Divisor {
   int shift = 31;
 
   Divisor() = default;
-  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up, so it is too large by
-  // less than 1. A product with n < 2^31, divided by 2^(31 + l), is then too large by less than 2^-l <= 1 / d, too
-  // little to reach the next integer.
+  // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up, so rounding adds less
+  // than 1 to it. For n < 2^31, n * multiplier / 2^(31 + l) therefore exceeds n / d by less than 2^-l <= 1 / d. That
+  // excess is too small to reach the next integer.
   explicit Divisor(std::uint32_t d) : value(d) {
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);

@@ -1,6 +1,6 @@
-// Elementwise operators read rows and write rows of the same shape and dtype. An output element depends only on the
-// elements at its own place in the inputs. The header rlk/elementwise/<op>.h describes an operator's params, which have
-// num_rows, columns and dtype:
+// Elementwise operators read rows, and write rows of the same shape and dtype. An output element depends only on the
+// input elements at the same row and column. The header rlk/elementwise/<op>.h describes an operator by its params,
+// which have num_rows, columns and dtype:
 //
 //   template <>
 //   struct Elementwise<Params> {
@@ -13,9 +13,9 @@
 //     static RLK_DEVICE void apply(const Params& p, const V (&in)[kInputs], V (&out)[kOutputs]);
 //   };
 //
-// Every backend calls apply() with its own vector type V of columns. each(f, in[0], ...) applies f to the numbers of
-// each column. apply() may set out[i] to numbers or to columns. The backend rounds outputs to dtype when it stores
-// them.
+// Every backend calls apply() with its own type V, which holds a vector of columns. each(f, in[0], ...) applies f to
+// each column's numbers. apply() may set out[i] to numbers (fp32) or to columns (elements of dtype). The backend rounds
+// outputs to dtype when it stores them.
 #pragma once
 
 #include "rlk/base.h"
@@ -27,8 +27,8 @@ namespace rlk {
 template <class Params>
 struct Elementwise;
 
-// Names an array by two members of the params: its pointer and its layout. kBeside is the layout of the array before
-// it, given where the two are often halves of packed rows. One row offset then serves both.
+// Names an array by two members of the params: its pointer and its layout. kBeside is the layout of the preceding
+// array. It is given if the two arrays are often halves of packed rows, so that one row offset may serve both arrays.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct Rows {
   static constexpr auto kData = kPointer;
@@ -40,7 +40,7 @@ struct Rows {
     return true;
   }
 };
-// An input that may be null. Each element of a null input reads as -0, which changes no sum.
+// An input that may be null. Each element of a null input is read as -0, because adding -0 changes no sum.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct OptionalRows : Rows<kPointer, kLayout, kBeside> {
   static constexpr bool kOptional = true;
@@ -69,11 +69,11 @@ constexpr bool kIsNull = false;
 template <>
 inline constexpr bool kIsNull<const decltype(nullptr)> = true;
 
-// Whether two arrays have the same row offsets, as the halves of a packed row do. One offset then serves both arrays.
+// Whether two arrays have the same row offsets. The halves of packed rows do.
 RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
   return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
 }
-// The offsets of one row in a list of arrays. The caller asks for them in the order of the list.
+// Computes the offset of one row in each array of a list. The caller must call next() in the order of the list.
 template <class Params>
 class RowOffsets {
  public:
@@ -113,17 +113,19 @@ template <class F, class... Columns>
 RLK_DEVICE auto each(const F& f, const Columns&... x) {
   return each_of(f, numbers(x)...);
 }
-// round(fl(round(a) * x)), where the caller does the outer rounding. A backend may overload this with a cheaper way.
+// round(fl(round(a) * x)) before the outer rounding, which the caller does. A backend may overload this function with a
+// cheaper one.
 template <class T, int kCount, class Number>
 RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbers<T, kCount, Number>& x) {
   return each([](Number b, Number c) { return mul_rn(b, c); }, rounded(a), x);
 }
 
-// Whether columns of type V hold numbers of a 16-bit type and their backend has shorter arithmetic for such numbers.
+// Whether columns of type V hold numbers of a 16-bit type, and the backend has faster arithmetic for numbers of that
+// type.
 template <class V>
 constexpr bool kGainsFromHalves = false;
 
-// form_of gives the form of a call, 0 where there is only one. with_form calls f(FormConstant<form>{}).
+// form_of returns the form of a call, or 0 if the operator has a single form. with_form calls f(FormConstant<form>{}).
 template <class Params>
 RLK_HD int form_of(const Params& p) {
   if constexpr (requires { Elementwise<Params>::kForm; }) {

@@ -1,5 +1,5 @@
-// Preconditions of an elementwise operator, which every backend checks because a violation would corrupt memory.
-// Bindings check users' input.
+// Preconditions of an elementwise operator on every backend. A violation would corrupt memory. Bindings check users'
+// input.
 #pragma once
 
 #include <string>

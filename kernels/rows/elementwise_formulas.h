@@ -1,5 +1,5 @@
-// The formulas of all elementwise operators. Files cpu/*_simd.cpp include this after simd.h, which decides how
-// math/ is compiled.
+// The formulas of all elementwise operators. Files cpu/*_simd.cpp include this file after simd.h, because simd.h
+// decides how math/ is compiled.
 #pragma once
 
 #define RLK_FORMULAS

@@ -1,4 +1,4 @@
-// Preconditions of an embedding call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of an embedding call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/embedding.h"
@@ -7,7 +7,7 @@ namespace rlk {
 
 inline void check_embedding_tokens(const EmbeddingTokens& p) {
   RLK_CHECK(p.num_tokens >= 0 && p.num_tokens < std::int64_t{1} << 32, "embedding: fewer than 2^32 tokens");
-  // A sorted token stores its row, or the mark for no row, in 31 bits.
+  // The sort stores a token's row in 31 bits. One value of these bits marks a token without a row.
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < (std::int64_t{1} << 31) - 1, "embedding: fewer than 2^31 - 1 rows");
   RLK_CHECK(p.columns >= 0 && p.columns < std::int64_t{1} << 31, "embedding: fewer than 2^31 columns");
   RLK_CHECK(p.id_dtype == DType::kInt32 || p.id_dtype == DType::kInt64, "embedding: ids are int32 or int64");

@@ -1,12 +1,12 @@
-// Split of embedding's forward copies over threads, shared by CUDA and HIP.
+// How the copies of embedding's forward are split over threads, shared by CUDA and HIP.
 #pragma once
 
 #include "rlk/ops/embedding.h"
 
 namespace rlk {
 
-// `lanes` threads copy a row, or a slice of a row. Each thread copies `count` units at a stride of `lanes`. A block
-// copies several rows if rows are short. A unit is 16 bytes or one element.
+// 2^lanes_log2 threads copy a row, or a slice of a row. Each thread copies `count` units at a stride of 2^lanes_log2. A
+// block copies several rows if rows are short. A unit is 16 bytes or one element.
 struct EmbeddingCopyGrid {
   std::uint32_t units, lanes_log2, slices;  // units per row; slices per row (1 if a block can copy a row)
   std::int64_t blocks;
@@ -37,7 +37,8 @@ struct EmbeddingCopyPlace {
   }
 };
 
-// Fill of a row that the table does not have: dtype's canonical NaN, twice in 32 bits for 16-bit types, or zeros.
+// The 32 bits that fill a row of y if the table lacks the token's row: zeros, or canonical NaNs of the dtype for a bad
+// id. A 16-bit type has two NaNs in 32 bits.
 RLK_HD std::uint32_t embedding_fill(DType t, bool is_bad) {
   return !is_bad ? 0 : t == DType::kFloat32 ? 0x7fc00000u : 0x7fff7fffu;
 }

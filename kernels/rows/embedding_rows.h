@@ -1,4 +1,4 @@
-// Shared by every backend of ops/embedding.h: a token's row, and its place in the tree of its block.
+// Parts of ops/embedding.h that every backend shares: the row of a token, and the sum tree over the tokens of a block.
 #pragma once
 
 #include "rlk/ops/embedding.h"
@@ -13,29 +13,30 @@ RLK_HD std::int64_t embedding_id(const EmbeddingTokens& p, std::int64_t token) {
 
 RLK_HD bool embedding_is_bad(const EmbeddingTokens& p, std::int64_t id) { return id < 0 || id >= p.vocab_size; }
 
-// The table's row for an id, or num_rows if the table has none.
+// The table's row for an id, or num_rows if the table has no row for it.
 RLK_HD std::int64_t embedding_row(const EmbeddingTokens& p, std::int64_t id) {
   if (embedding_is_bad(p, id) || id < p.vocab_start || id - p.vocab_start >= p.num_rows) return p.num_rows;
   return id - p.vocab_start;
 }
-// Likewise for the row that gets the token's gradient.
+// The row that gets the token's gradient, or num_rows if no row gets it.
 RLK_HD std::int64_t embedding_grad_row(const EmbeddingBackwardParams& p, std::int64_t id) {
   return id == p.padding_idx ? p.num_rows : embedding_row(p, id);
 }
 
-// The tree over a block's groups, for one row. The walk visits only groups that hold a token of the row, ascending, and
-// leaves out subtrees without a token. After each group it adds up all subtrees that end before the next visited group.
-// `pending` has a bit for each level at which a left subtree waits for the right subtree.
+// The sum tree over a block's groups, for one row of the table. The caller visits the groups that hold a token of the
+// row, in ascending order; subtrees without such a token are left out. After each group, advance() adds all subtrees
+// that end before the next visited group. `pending` has a bit for each level at which a left subtree waits for its
+// right subtree.
 struct EmbeddingTree {
   unsigned pending = 0;
 
-  // Returns the level at which the chain of `group` waits, or kEmbeddingLevels at the block's root. `next_group` lies
-  // in the same block, or is 2^kEmbeddingLevels. `join(level)` adds the subtree that waits at `level`, as the left
-  // operand.
+  // Returns the level at which the sum of `group` waits, or kEmbeddingLevels at the block's root. `next_group` is the
+  // next visited group of the block, or 2^kEmbeddingLevels if there is none. `join(level)` adds the subtree that waits
+  // at `level`, as the left operand.
   template <class Join>
   RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
     int level = 0;
-    // A count of leading zeros would not be faster, since a group has few levels to climb.
+    // The loop is as fast as a count of leading zeros, because most groups climb few levels.
     for (unsigned apart = (group ^ next_group) >> 1; apart != 0; apart >>= 1, ++level) {
       if (pending >> level & 1u) join(level);
     }

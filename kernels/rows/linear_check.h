@@ -1,4 +1,4 @@
-// Preconditions of a linear call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a linear call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include <bit>
@@ -9,7 +9,7 @@ namespace rlk {
 
 inline bool is_floating(DType t) { return t == DType::kFloat32 || t == DType::kBFloat16 || t == DType::kFloat16; }
 
-// Checks that the three products share. A backend without an element type reports this itself.
+// The checks that the three products share. If a backend lacks an element type, the backend itself reports that.
 inline void check_linear_product(DType dtype, Arithmetic arithmetic, std::int64_t num_rows, std::int64_t in_features,
                                  std::int64_t out_features) {
   RLK_CHECK(num_rows >= 0 && in_features >= 0 && out_features >= 0, "linear: sizes are not negative");

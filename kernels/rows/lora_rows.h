@@ -1,5 +1,5 @@
-// The rows u of a head with LoRA, as two calls of linear: a float32 product, then a scaling and rounding of this
-// product.
+// The rows u of a head with LoRA. They take two calls of linear: a float32 product, and then a call that scales and
+// rounds the product.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"
@@ -10,7 +10,7 @@ inline RowLayout lora_rows_layout(const Head& head, std::int64_t num_rows) {
   return {num_rows > 0 ? num_rows : 1, 0, head.lora_rank};
 }
 
-// sums: [num_rows, lora_rank], for the rows at head.hidden.
+// The first call: writes `sums` [num_rows, lora_rank] for the rows at head.hidden.
 inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float* sums) {
   LinearParams p;
   p.x = head.hidden;
@@ -28,7 +28,8 @@ inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float*
   return p;
 }
 
-// `rounded`: [num_rows, lora_rank], dtype. The rounding gives u for sums of hidden states, and v for sums of gradients.
+// The second call: writes `rounded` [num_rows, lora_rank] in dtype. The result is u if `sums` comes from hidden states,
+// and v if it comes from gradients.
 inline TreeSumParams lora_rounding(const Head& head, std::int64_t num_rows, const float* sums, void* rounded) {
   TreeSumParams p;
   p.parts[0] = sums;

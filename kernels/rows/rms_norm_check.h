@@ -1,4 +1,4 @@
-// Preconditions of an rms_norm call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of an rms_norm call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/rms_norm.h"

@@ -1,4 +1,4 @@
-// Formulas of ops/rms_norm.h that every backend shares. Templates also run on the vectors of cpu/simd.h.
+// The formulas of ops/rms_norm.h that every backend shares. The templates also work on the vectors of cpu/simd.h.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -6,12 +6,12 @@
 
 namespace rlk {
 
-// Number of rule 9's groups; the last one may be short.
+// The number of groups of rows in rule 9. The last group may be short.
 RLK_HD std::int64_t rms_norm_groups(std::int64_t num_rows) {
   return (num_rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
 }
 
-// The sum and the mean of an empty row are +0.
+// For an empty row, the sum and the mean are +0.
 RLK_HD float rms_norm_rstd(float sum_of_squares, std::int64_t columns, float eps) {
   const float mean = columns == 0 ? 0.0f : div_rn(sum_of_squares, static_cast<float>(columns));
   return div_rn(1.0f, sqrt_rn(add_rn(mean, eps)));

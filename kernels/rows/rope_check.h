@@ -1,4 +1,4 @@
-// Preconditions of a rope call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a rope call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include "rlk/ops/rope.h"
@@ -29,7 +29,7 @@ inline void check_rope(const RopeParams& p) {
     RLK_CHECK(heads->num_heads == 0 || (heads->x && heads->y), "rope: arrays of heads are given");
   }
   const bool needs_angles = p.rotary_dim > 0 && p.q.num_heads + p.k.num_heads > 0;
-  const bool empty_tables = p.position_ids != nullptr && p.max_position == 0;  // every id is then bad, and nothing is
+  const bool empty_tables = p.position_ids != nullptr && p.max_position == 0;  // every id is bad; cos and sin are not
                                                                                // read
   RLK_CHECK(!needs_angles || empty_tables || (p.cos.data && p.sin.data), "rope: cos and sin are given");
 }

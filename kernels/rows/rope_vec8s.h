@@ -1,5 +1,5 @@
-// Splits the heads of a rope call over a GPU's threads: the calls that vec8s can serve, and the place of a thread. For
-// the hosts and the kernels of CUDA and HIP.
+// Splits the heads of a rope call over a GPU's threads, for the hosts and kernels of CUDA and HIP. A vec8 is a vector
+// of eight neighbouring columns. This file tells which calls can use vec8s, and what each thread computes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace rlk {
 
-constexpr int kRopeVec8 = 8;  // neighbouring columns of a thread
+constexpr int kRopeVec8 = 8;  // columns of a vec8
 
 // Whether every head and every row of angles begins at a multiple of 16 bytes and consists of whole vec8s.
 inline bool rope_has_vec8s(const RopeParams& p) {
@@ -31,24 +31,25 @@ inline bool rope_has_vec8s(const RopeParams& p) {
     if (p.position_ids != nullptr) return p.max_position <= 1 || aligned(a.tokens.inner, p.angle_dtype);
     return tokens_aligned(a.tokens, p.angle_dtype) && (p.num_sections == 1 || aligned(a.section_stride, p.angle_dtype));
   };
-  const int pairs = p.interleaved ? kRopeVec8 / 2 : kRopeVec8;  // pairs of one vec8
+  const int pairs = p.interleaved ? kRopeVec8 / 2 : kRopeVec8;  // pairs with an element in a vec8
   const bool whole_sections =
       p.num_sections == 1 || (p.section_pairs[0] % pairs == 0 && p.section_pairs[1] % pairs == 0);
   return p.head_dim % kRopeVec8 == 0 && p.rotary_dim % (2 * kRopeVec8) == 0 && whole_sections && heads_aligned(p.q) &&
          heads_aligned(p.k) && angles_aligned(p.cos) && angles_aligned(p.sin);
 }
 
-// Units of a head, which threads take. With vec8s a unit is two vec8s, the rotated columns first. Without vec8s units
-// are pairs, then columns. A slot is `threads` threads of a block; they rotate heads lane, lane + lanes, ... of a
+// A head consists of units, and a thread processes one unit at a time. With vec8s, a unit is two vec8s. Without vec8s,
+// a unit is a pair of rotated columns or one other column. Units of rotated columns come first. A slot is a group of
+// `threads` threads of a block that share a token and a lane: they process the heads lane, lane + lanes, ... of the
 // token.
 struct RopeGrid {
   std::uint32_t first_token;
   std::uint32_t slots, slots_of_block;
   Divisor lanes, threads;
-  std::int32_t rotated, units;  // the first `rotated` of the units
+  std::int32_t rotated, units;  // number of units that are rotated, and of all units
 };
 
-// Most tokens of a launch; `g` becomes the grid for the tokens from first_token on.
+// Sets `g` to the launch for the tokens from first_token on. Returns the number of tokens that the launch processes.
 inline std::int64_t rope_grid(const RopeParams& p, bool vec8s, int heads_of_thread, int threads_of_block,
                               std::int64_t first_token, RopeGrid* g) {
   const std::int64_t rest = p.head_dim - p.rotary_dim, heads = p.q.num_heads + p.k.num_heads;
@@ -68,7 +69,7 @@ inline std::int64_t rope_blocks(const RopeGrid& g) {
   return (std::int64_t{g.slots} + g.slots_of_block - 1) / g.slots_of_block;
 }
 
-// Indices of a token, and its offsets.
+// A token's two indices, and the offsets that follow from them.
 struct RopeToken {
   std::uint32_t outer, inner;
 
@@ -86,7 +87,7 @@ struct RopeToken {
   }
 };
 
-// Place of a thread.
+// The token, the lane and the first unit of a thread.
 struct RopePlace : RopeToken {
   bool exists;
   std::int32_t lane, first_unit;
@@ -102,9 +103,9 @@ struct RopePlace : RopeToken {
   }
 };
 
-// Offsets of a section's rows of cos and sin. `id` is the token's position id, if the call has ids.
+// Offsets of the rows of cos and sin for a section. `id` is the token's position id, if the call has ids.
 struct RopeRows {
-  bool exist;  // whether the id is in the tables
+  bool exist;  // whether the tables contain the id
   std::int64_t cos, sin;
 
   RopeRows() = default;

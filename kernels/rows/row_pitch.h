@@ -1,4 +1,4 @@
-// The pitch of 16-bit elements in rows that begin at multiples of 16 bytes, as TMA needs.
+// The pitch of rows of 16-bit elements. TMA needs rows that begin at multiples of 16 bytes.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Spreads the items of many rows (columns, or eight columns at a time) over blocks of GPU threads, for kernels that
-// treat every item alike. A long row is cut into chunks of one block each. Short rows share a block; each has a power
-// of two of threads.
+// Splits the items of many rows over blocks of GPU threads, for kernels that treat every item alike. An item is a
+// column, or a vector of columns. A long row is cut into chunks, and one block processes each chunk. Short rows share a
+// block, and each of them has a power of two of threads.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ struct RowSplit {
   int log2_rows = 0;     // log2 of the rows per block
 };
 
-// Splits rows of `items` among threads that take `count` each, in blocks of 2^log2_block threads.
+// Splits rows of `items` items among threads that process `count` items each, in blocks of 2^log2_block threads.
 inline RowSplit split_rows(std::int64_t items, int count, int log2_block) {
   RowSplit split;
   while (split.log2_threads < log2_block && (std::int64_t{count} << split.log2_threads) < items) ++split.log2_threads;
@@ -31,7 +31,7 @@ inline std::int64_t blocks_of(const RowSplit& split, std::int64_t num_rows) {
          split.chunks.value;
 }
 
-// Place of a thread. Indices inside a row have 32 bits.
+// The items of a thread. Indices inside a row have 32 bits.
 struct RowPlace {
   std::int64_t row;
   int first, step;  // the thread's items: `count` items from `first` on, at steps of `step`
