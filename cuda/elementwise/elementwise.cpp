@@ -1,4 +1,4 @@
-// CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the build for the architecture.
+// CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the architecture's build of it.
 #include "kernels.h"
 #include "kernels/rows/elementwise_check.h"
 #include "kernels/rows/elementwise_formulas.h"

@@ -1,9 +1,9 @@
 // Kernels of elementwise operators. Bound by HBM: each input is read once, each output is written once.
 //
 // elementwise_kernel: a thread takes kVec8s times eight columns of a row, and their loads are in flight together.
-// elementwise_any_kernel: a thread takes eight single columns. This form serves any width and any alignment. A thread
-// reads the elements that it will overwrite before it writes any, so an output may be an input. All architectures share
-// this source; each has its own machine code.
+// elementwise_any_kernel: a thread takes eight single columns. This kernel serves any width and any alignment. Each
+// thread reads all elements that it will overwrite before it writes any element, so an output array may be an input
+// array. All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/vec8.cuh"
 #include "kernels.h"
@@ -39,12 +39,12 @@ __device__ __forceinline__ InMemory<T> rounded_product(const Eight<T>& a, const 
   return {rounded_product<T>(a.v, x)};
 }
 
-// -kGateLimit in the element type, packed twice into a word.
+// -kGateLimit in the element type; both halves of the word hold this value.
 template <class T>
 constexpr std::uint32_t kGateLimits = std::is_same_v<T, Bf16> ? 0xc2b0c2b0u : 0xd580d580u;
 static_assert(kGateLimit == 88.0f);
 
-// silu of 16-bit types. One instruction limits two columns, and one instruction compares two.
+// silu of 16-bit types. One instruction limits the gates of two columns, and one instruction compares two gates.
 template <Activation kActivation, class T>
 requires(kActivation == Activation::kSilu &&
          T::kPacked) __device__ __forceinline__ Eight<T> activations(const InMemory<T>& gate) {
@@ -74,8 +74,8 @@ namespace {  // one copy per architecture
 
 constexpr int kLog2Block = 7, kBlock = 1 << kLog2Block;  // short blocks, which the scheduler spreads evenly
 
-// The least number of blocks per multiprocessor, as many as the registers allow. A thread holds `vectors` vectors of
-// each input. Beyond three inputs the compiler decides.
+// The least number of blocks per multiprocessor: as many blocks as the registers allow. A thread holds `vectors`
+// vectors of each input. For more than three inputs the compiler decides how many registers a thread uses.
 constexpr int least_blocks(int inputs, int vectors) {
   if (inputs > 3) return 1;
   if (inputs == 3) return vectors == 1 ? 8 : vectors == 2 ? 6 : 4;
@@ -89,10 +89,11 @@ template <class T>
 __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t offset) {
   return static_cast<typename T::Storage*>(base) + offset;
 }
-// kOneRow: a launch has a single row, so chunks need no division and addresses no product with a stride. kWhole: whole
-// chunks fill this row, so no thread tests whether a column exists.
+// kOneRow: a launch has a single row, so no thread divides to find its chunk or multiplies by a row stride. kWhole:
+// whole chunks fill this row, so no thread tests whether a column exists.
 enum class Split { kRows, kOneRow, kWhole };
-// Kernels with three inputs, and kernels for whole chunks, keep enough loads in flight. Others gain from prefetches.
+// Kernels with three inputs, and kernels for whole chunks, keep enough loads in flight. Other kernels gain from
+// prefetches.
 template <class T, int kInputs, Split kSplit>
 constexpr bool kPrefetches = T::kPacked&& kInputs < 3 && kSplit != Split::kWhole;
 
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kBlock, (least_blocks(kInputs<Params>, Vec8<T>
   InMemory<T> in[kVec8s][kIn], out[kOut];
   const Storage* from[kIn];
   RowOffsets inputs(p, at.row);
-  // Offsets of a thread's vec8s from the first vec8, whose address it computes once.
+  // Offsets of a thread's vec8s from its first vec8. The thread computes the address of its first vec8 once.
   const int begin = kWhole ? at.first * kVec8 : 0;
   const auto offset = [&](int i) { return (kWhole ? i * kBlock : at.first + i * at.step) * kVec8; };
   for_each(kInputArrays,
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Launches a kernel over rows of `items` items, of which a thread takes `count`.
+// Launches a kernel over rows of `items` items. Each thread takes `count` items.
 template <bool kOverlap, class Params>
 void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count,
                       cudaStream_t stream) {

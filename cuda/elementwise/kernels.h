@@ -1,5 +1,5 @@
-// Host entry points of the elementwise kernels, one set per architecture, and the plans by which each can serve a call.
-// All plans have the same bits. elementwise.cpp checks the arguments.
+// Host entry points of the elementwise kernels, one set per architecture, and the plans of each kernel. All plans give
+// the same bits. elementwise.cpp checks the arguments.
 #pragma once
 
 #include "../common/alignment.h"
@@ -23,8 +23,7 @@ bool serves(int vec8s, const Params& p) {
   return vec8s == 0 || (p.columns % 8 == 0 && has_vectors(p, typename Elementwise<Params>::Inputs{}) &&
                         has_vectors(p, typename Elementwise<Params>::Outputs{}));
 }
-// Whether each given array is contiguous, so that its rows form one long row, and an int can count the columns of that
-// row.
+// Whether the rows of each given array form one long row without gaps, and an int can count that row's columns.
 template <class Params, class... Array>
 bool is_contiguous(const Params& p, Arrays<Array...>) {
   return (... && (p.*Array::kData == nullptr || p.num_rows == 1 ||

@@ -1,4 +1,4 @@
-// CUDA backend of embedding: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
+// CUDA backend of embedding: checks memory safety, then picks a kernel and the architecture's build of it.
 #include "rlk/ops/embedding.h"
 
 #include "../common/alignment.h"

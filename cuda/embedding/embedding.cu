@@ -1,8 +1,9 @@
-// embedding forward. Bound by HBM: a row of the table is read and a row of y written for each token.
+// embedding forward. Bound by HBM: for each token a row of the table is read, and a row of y is written.
 //
-// embedding_kernel: `lanes` threads copy a row or a slice of a row, each kCount units at a stride of lanes. Each thread
-//   loads all of its units before it stores the first unit. Short rows share a block. A unit is 16 bytes or, at other
-//   alignments, an element. All lanes of a row read its id together. The id decides whether the row exists.
+// embedding_kernel: `lanes` threads copy a row or a slice of a row. Each thread copies kCount units, `lanes` units
+//   apart, and loads all of them before it stores the first unit. Short rows share a block. A unit is 16 bytes, or one
+//   element if rows are not aligned to 16 bytes. All lanes of a row read its id together. The id decides whether the
+//   row exists.
 // All architectures share this source; each has its own machine code.
 #include <algorithm>
 

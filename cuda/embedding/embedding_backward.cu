@@ -1,14 +1,13 @@
-// embedding backward. Bound by HBM: dy is read once. dweight is written once, including rows without a token. Long runs
-// also write and read 4 bytes per column.
+// embedding backward. Bound by HBM: dy is read once. dweight is written once, including rows without a token. The sum
+// of a long run is also written and read, 4 bytes per column.
 //
 // After sort.cuh, tokens are ordered by row. Several blocks share the sum of a frequent id:
 // embedding_runs_kernel: a block sums a long run, eight columns per thread, as 8 groups and the tree over them. A run
-// is
-//   long if a row has 16 tokens or more among 512 consecutive tokens.
-// embedding_rows_kernel: a block sums the rows that begin among its 16 items, each row to its end. An item is a token
-// or
-//   the sum of a long run. All items load at once, whatever their rows. Partial sums that wait for a later group lie in
-//   shared memory, separately for each thread's columns. Further blocks write rows without a token.
+//   is long if a row has 16 tokens or more among 512 consecutive tokens.
+// embedding_rows_kernel: a block takes 16 items and sums the rows that begin among them, each row to its end. An item
+//   is a token or the sum of a long run. All items load at once, even if they belong to different rows. Partial sums
+//   that wait for a later group lie in shared memory, separately for each thread's columns. Further blocks write rows
+//   without a token.
 // All architectures share this source; each has its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
@@ -27,7 +26,7 @@ static_assert(kEmbeddingGroupTokens << kRunLevels == kRunTokens);
 template <class T, bool kVector>
 constexpr int kBatch = T::kPacked&& kVector ? 8 : 4;  // rows whose loads a thread has in flight
 
-// Partial sums of each thread's columns that wait in the tree for later sums.
+// For each thread's columns: partial sums that wait in the tree until a later sum is added.
 template <int kLevels>
 struct Waiting {
   float4 sums[kLevels][2][kSumThreads];
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   if (place >= p.num_tokens) return;
   const EmbeddingKey run = keys[place] >> kEmbeddingRunBits;
   if (row_of(keys[place]) >= p.num_rows) return;
-  // The slot belongs to the run that contains index `place`, if that run begins after the previous slot's index.
+  // The run that contains index `place` has this slot if the run begins after the index of the previous slot.
   const std::int64_t at = place - static_cast<int>(threadIdx.x % 32);
   const unsigned equal = __ballot_sync(~0u, at >= 0 && keys[at < 0 ? 0 : at] >> kEmbeddingRunBits == run);
   const int before = __ffs(static_cast<int>(~equal)) - 2;  // 0 if only lane 0 is set
@@ -137,7 +136,8 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     Row<T, kVector> rows[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // Past the end the last token is loaded again. Without a branch all loads are in flight before the first wait.
+      // Past the end the last token is loaded again. This avoids a branch, so all loads are in flight before the first
+      // wait.
       rows[i].load(dy + p.dy_rows.offset(tokens[min(begin + i, count - 1)]), columns);
     }
 #pragma unroll
@@ -241,8 +241,8 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
       items[threadIdx.x] = at < num_items ? w.items[at] : EmbeddingItem{kNone, 0, 0, 0};
     }
     __syncthreads();
-    // Items of this block: in the first window, all items except the end of an earlier row; after it, only items of the
-    // last row.
+    // Items of this block: in the first window all items, except items of a row that began before this window. In later
+    // windows, only items of the first window's last row.
     const auto is_mine = [&](const EmbeddingItem& item) {
       return item.row != kNone && item.row != before && (from == first || item.row == current);
     };
@@ -276,7 +276,7 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
         }
       }
     }
-    // The last row continues in the next window if the window's last item belongs to it.
+    // If the window's last item belongs to the block's last row, that row continues in the next window.
     const std::uint32_t last = items[kWindow - 1].row;
     if (last == kNone || last == before || (from > first && last != current)) break;
     if (!exists) current = last;

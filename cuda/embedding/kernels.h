@@ -1,4 +1,4 @@
-// Host entry points of the embedding kernels, one set per architecture, and each kernel's plans. All plans have the
+// Host entry points of the embedding kernels, one set per architecture, and each kernel's plans. All plans give the
 // same bits. embedding.cpp checks the arguments.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-// A thread copies `vectors` times 16 bytes of a row; 0: single elements, at any alignment.
+// A thread copies `vectors` vectors of 16 bytes of a row. If `vectors` is 0 it copies single elements at any alignment.
 struct EmbeddingPlan {
   int vectors = 0;
 };
@@ -15,15 +15,16 @@ constexpr EmbeddingPlan kEmbeddingPlans[] = {{2}, {1}, {0}};
 bool serves(const EmbeddingPlan& plan, const EmbeddingParams& p);
 EmbeddingPlan choose_plan(const EmbeddingParams& p, int multiprocessors);
 
-// Whether dy, dweight and rows of sums are whole vectors of eight columns at multiples of 16 bytes.
+// `vectors`: whether every row of dy, dweight and `sums` consists of whole vectors of eight columns at multiples of 16
+// bytes.
 struct EmbeddingBackwardPlan {
   bool vectors = false;
 };
 constexpr EmbeddingBackwardPlan kEmbeddingBackwardPlans[] = {{true}, {false}};
 bool serves(const EmbeddingBackwardPlan& plan, const EmbeddingBackwardParams& p);
 
-// The sort key of a token of the gradient. The upper half is its row, or num_rows without a row; the lower half is the
-// token's index.
+// The sort key of a token of the gradient. The upper half is the token's row, or num_rows if the token has no row. The
+// lower half is the token's index.
 using EmbeddingKey = std::uint64_t;
 
 constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 512 consecutive tokens, 8 groups

@@ -1,14 +1,15 @@
 // Sorts the tokens of the gradient by row, and within a row by index, for embedding_backward.cu. Bound by latency, not
 // by memory.
 //
-// A stable radix sort by digits of the row, the least first; a pass is three kernels:
+// The sort is a stable radix sort by digits of the row index, the lowest digit first. A pass consists of three kernels:
 // embedding_count_kernel: a block counts the digits of its tile. The first pass makes the keys from the ids.
-// embedding_begin_kernel: one block sums the counts: where each tile's tokens with each value of the digit begin.
-// embedding_scatter_kernel: a warp walks 256 keys in order, 32 at a time. match.any finds equal digits, which take
-//   positions in lane order. The last pass marks the rows that have a token.
-// Last, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long run becomes one
-// item. No result depends on the order in which blocks or warps run: the only atomics are integer sums. All
-// architectures share this source; each has its own machine code.
+// embedding_begin_kernel: one block computes prefix sums of the counts. They give where each tile's tokens with each
+//   digit begin.
+// embedding_scatter_kernel: a warp takes 256 keys in order, 32 at a time. match.any finds equal digits; keys with equal
+//   digits take positions in lane order. The last pass marks the rows that have a token.
+// After the last pass, embedding_item_counts_kernel and embedding_items_kernel write the items (kernels.h): each long
+// run becomes one item. No result depends on the order in which blocks or warps run, because the only atomics are
+// integer sums. All architectures share this source; each has its own machine code.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// The sum of all lanes' values up to and including this lane's.
+// The sum of the values of all lanes up to and including this lane.
 __device__ __forceinline__ std::uint32_t sum_to_lane(std::uint32_t x) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -175,7 +176,7 @@ constexpr int kItemThreads = 256, kItemRounds = kEmbeddingItemTile / kItemThread
 constexpr int kAround = kEmbeddingLongRun - 1;  // neighbours that decide whether a token's run is long
 static_assert((kEmbeddingLongRun & kAround) == 0);
 
-// The runs of a tile's keys and of their neighbours.
+// The runs of a tile's keys, and of the kAround keys before and after the tile.
 struct TileRuns {
   EmbeddingKey run[kEmbeddingItemTile + 2 * kAround];
 
@@ -185,8 +186,8 @@ struct TileRuns {
       run[i] = at >= 0 && at < num ? keys[at] >> kEmbeddingRunBits : ~EmbeddingKey{0};
     }
   }
-  // Number of tokens, up to kAround, that follow token i of the tile in the same run, or precede it (`direction`). The
-  // tokens of a run are consecutive.
+  // Number of tokens of the same run that follow token i of the tile (`direction` 1) or precede it (-1), at most
+  // kAround. The tokens of a run are consecutive.
   __device__ __forceinline__ int same(int i, int direction) const {
     const EmbeddingKey mine = run[kAround + i];
     int count = 0;
@@ -267,8 +268,8 @@ __global__ void __launch_bounds__(kItemThreads)
     const std::uint32_t token = static_cast<std::uint32_t>(key);
     EmbeddingItem item{static_cast<std::uint32_t>(key >> 32), token, kEmbeddingNoSlot, 0};
     if (is_long[i]) {
-      // At least one index in a long run is a multiple of kEmbeddingLongRun. The first such multiple gives the run a
-      // slot of its own.
+      // At least one index in a long run is a multiple of kEmbeddingLongRun. The first of these indices, divided by
+      // kEmbeddingLongRun, is the run's slot, so no two runs share a slot.
       item.slot = static_cast<std::uint32_t>((at + kAround) / kEmbeddingLongRun);
       item.token = token >> kEmbeddingRunBits << kEmbeddingRunBits;
     }
@@ -281,7 +282,7 @@ template <bool kOverlap>
 const EmbeddingKey* run_sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, cudaStream_t stream) {
   const auto tiles_of = [&](int tile) { return static_cast<int>((p.num_tokens + tile - 1) / tile); };
   const int tiles = tiles_of(kEmbeddingSortTile);
-  int bits = 1;  // bits of a row, and of num_rows, which means no row
+  int bits = 1;  // bits of a row index; num_rows, which stands for no row, also has to fit
   while (p.num_rows >> bits != 0) ++bits;
   const int passes = (bits + kEmbeddingDigitBits - 1) / kEmbeddingDigitBits, width = (bits + passes - 1) / passes;
   const EmbeddingKey* from = nullptr;

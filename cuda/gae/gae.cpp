@@ -1,5 +1,5 @@
-// CUDA backend of gae: checks of memory safety, the number of warps that share a sequence, and the architecture that
-// runs it.
+// CUDA backend of gae: checks memory safety, chooses how many warps share a sequence, and calls the architecture's
+// kernel.
 #include "rlk/ops/gae.h"
 
 #include "../common/kernels.h"

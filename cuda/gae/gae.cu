@@ -1,11 +1,11 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
-// Each block walks one sequence from its end. A warp takes a chunk of 128 tokens at a time, four tokens per lane. A
-// chunk needs two values of the later chunks: the value of their first token that counts, and x. Both values go through
-// shared memory. Warps read the first of these values and scan their chunks without x. Then each warp runs the short
-// chain of x over the chunks' totals. The next chunks' loads are in flight meanwhile. In most chunks all tokens count.
-// If coefficients are constants (gae and discounted_returns), all such chunks share the coefficients of the scan, and
-// only x is scanned. All architectures share this source; each has its own machine code.
+// Each block processes one sequence, from its end to its beginning. A warp takes a chunk of 128 tokens at a time, four
+// tokens per lane. A chunk needs two values of the later chunks: the value of the first token there that counts, and x.
+// Warps exchange both through shared memory. Each warp first scans its chunk as if x after the chunk were 0. Then it
+// computes x from chunk to chunk, with the chunks' totals. The loads of the next chunks are in flight meanwhile. In
+// most chunks all tokens count. If coefficients are constants (gae and discounted_returns), all such chunks share the
+// coefficients of the scan, and only x is scanned. All architectures share this source; each has its own machine code.
 #include <limits>
 
 #include "../common/kernels.h"
@@ -19,7 +19,8 @@ namespace {  // one copy per architecture
 constexpr int kMostScanWarps = 16;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
-// Chunks of a warp whose loads are in flight. With one array a single chunk does not hide the latency of HBM.
+// Number of a warp's chunks whose loads are in flight. discounted_returns reads one array besides the mask, so the
+// loads of a single chunk would not hide the latency of HBM.
 template <GaeKind kKind, bool kWideMask>
 constexpr int kChunksAhead = kKind == GaeKind::kDiscountedReturns && !kWideMask ? 2 : 1;
 
@@ -82,7 +83,7 @@ struct LaneTokens {
   }
 };
 
-// Inclusive suffix scan over the lanes' steps.
+// Inclusive suffix scan over the lanes' steps: a lane's result composes its own step with the steps of all later lanes.
 __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 #pragma unroll
   for (int h = 1; h < kScanLanes; h *= 2) {
@@ -101,8 +102,8 @@ struct WholeChunk {
   float total = 0.0f;             // coefficient of the chunk
   float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after this lane; unused for the last lane
 
-  // Coefficients near the subnormals, which the host may round differently, take the general scan, and so do
-  // coefficients that a step may cut to 0.
+  // If the product of a chunk's coefficients is below the least normal number, `step` stays 0, and chunks take the
+  // general scan. The host may round such products differently from the device.
   explicit WholeChunk(const GaeParams& p) {
     if (p.kind == GaeKind::kVtrace) return;
     const GaeConstants constants(p);
@@ -119,7 +120,7 @@ struct WholeChunk {
     total = c[0];
     for (int lane = 0; lane + 1 < kScanLanes; ++lane) behind[lane] = c[lane + 1];
   }
-  // Scans d of the lanes into inclusive suffixes.
+  // Inclusive suffix scan of the lanes' values d.
   __device__ __forceinline__ float scan(float d, int lane) const {
 #pragma unroll
     for (int stage = 0; stage < kStages; ++stage) {
@@ -130,8 +131,8 @@ struct WholeChunk {
   }
 };
 
-// kWideMask (on the kernel): masks of 64 bits per token, whose words in flight cost registers. This function is not
-// inlined, since its registers would add to the registers of the scan.
+// kWideMask (on the kernel): the mask has 64 bits per token, whose words in flight take more registers. This function
+// is not inlined, because its registers would add to those of the scan.
 __device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 }
@@ -141,8 +142,8 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
     gae_kernel(const __grid_constant__ GaeParams p, const __grid_constant__ WholeChunk whole) {
   constexpr bool kHasValues = kKind != GaeKind::kDiscountedReturns, kHasWhole = kKind != GaeKind::kVtrace;
   constexpr int kAhead = kChunksAhead<kKind, kWideMask>;
-  // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. The buffers
-  // of two tiles alternate, so that one barrier per tile is enough.
+  // For each warp's chunk: the scan step of the whole chunk, and the value of its first token that counts. Two tiles
+  // alternate between two buffers of `totals`, so one barrier per tile is enough for them.
   __shared__ ScanStep totals[2][kMostScanWarps];
   __shared__ float first_values[kMostScanWarps];
   __shared__ int any_counts[kMostScanWarps];
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(kMostScanWarps * 32, kKind == GaeKind::kVtrace
 
   const auto take_chunk = [&](LaneTokens<kKind, kWideMask>& next_tokens) {
     const int count = LaneTokens<kKind, kWideMask>::count_of(span.length, chunk, lane);
-    // Before the next load, to free the mask's words.
+    // The bits are computed before the next load, which then may use the registers of the mask's words.
     const unsigned counted = next_tokens.mask.bits(p.mask, count, arrays.vectors);
     const LaneTokens<kKind, kWideMask> tokens = next_tokens;
     next_tokens.load(arrays, span.length, chunk - kAhead * warps, lane);

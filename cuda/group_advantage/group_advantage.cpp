@@ -1,4 +1,4 @@
-// CUDA backend of group_advantage: checks of memory safety, and the architecture that runs it.
+// CUDA backend of group_advantage: checks memory safety, then calls the architecture's kernels.
 #include "rlk/ops/group_advantage.h"
 
 #include "../common/kernels.h"

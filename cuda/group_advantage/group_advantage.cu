@@ -1,6 +1,7 @@
 // group_advantage: each warp computes one group. One block computes the statistics of the batch if the call needs them.
-// If ids name the groups, the sequences are sorted by id first (kernels/advantages/merge_order.h). Bound by launches
-// and latency: a batch has some thousand rewards. All architectures share this source; each has its own machine code.
+// If ids name the groups, the sequences are sorted by id first (kernels/advantages/merge_order.h). Launches and latency
+// limit the speed, because a batch has only some thousand rewards. All architectures share this source; each has its
+// own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "kernels/advantages/group_advantage_team.h"

@@ -1,6 +1,6 @@
 // importance_weights: passes over tokens, and with normalize a pass over weights. All architectures share this source.
-// Bound by HBM. The kernel reads log-probabilities and mask once, or twice if a sequence decides, and writes weights
-// and kept once. normalize reads and writes weights once more.
+// Bound by HBM. Log-probabilities and mask are read once, or twice if a weight or criterion belongs to sequences.
+// Weights and kept are written once. normalize reads and writes the weights once more.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/importance_kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of kl: checks of memory safety, the cut of the work, and the architecture that runs it.
+// CUDA backend of kl: checks memory safety, divides the work into tiles, and calls the architecture's kernel.
 #include "rlk/ops/kl.h"
 
 #include "../common/kernels.h"

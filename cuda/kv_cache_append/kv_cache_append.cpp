@@ -1,4 +1,4 @@
-// CUDA backend of kv_cache_append: checks of memory safety, and the kernel that serves a call.
+// CUDA backend of kv_cache_append: checks memory safety and picks the kernel for a call.
 #include "rlk/ops/kv_cache_append.h"
 
 #include "../common/kernels.h"

@@ -1,5 +1,5 @@
-// CUDA backend of masked_whiten: checks of memory safety, the number of warps that share a sequence, and the choice of
-// the architecture's kernels.
+// CUDA backend of masked_whiten: checks memory safety, chooses how many warps share a sequence, and calls the
+// architecture's kernels.
 #include "rlk/ops/masked_whiten.h"
 
 #include "../common/kernels.h"

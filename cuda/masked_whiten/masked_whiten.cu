@@ -1,8 +1,8 @@
-// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Bound by
-// HBM: x is read three times and y written once.
+// masked_whiten in five launches: the sum of each sequence, the batch's mean, sums of squares, the variance, the
+// tokens. Bound by HBM: x is read three times, and y is written once.
 //
-// Each block sums one sequence. Each warp takes a chunk of 128 tokens at a time, four per lane. The first warp adds up
-// the chunks. All architectures share this source; each has its own machine code.
+// Each block sums one sequence. Each warp takes a chunk of 128 tokens at a time, four tokens per lane. The first warp
+// adds up the sums of the chunks. All architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "../tokens/vec4_access.cuh"
@@ -44,10 +44,11 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0 && mask_has_vectors(p.mask, span);
 }
 
-// Sums of a sequence: the sum, minimum and maximum of its tokens, or the sum of the squares of their deviations.
+// Results for a sequence: the sum, minimum and maximum of its tokens. With kSquares: the sum of their squared
+// deviations from the mean.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {
-  // The buffers of two tiles alternate, so that one barrier per tile is enough.
+  // Two tiles alternate between two buffers, so one barrier per tile is enough.
   __shared__ float sums[2][kMostWhitenWarps];
   __shared__ float least_of[kMostWhitenWarps], largest_of[kMostWhitenWarps];
   __shared__ int counts_of[kMostWhitenWarps];
@@ -99,7 +100,7 @@ __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_co
   // Bad offsets make the sum NaN, and therefore the mean and all tokens.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
-    // A lane counts fewer than 2^31 tokens of a sequence, and the block does too.
+    // A lane counts fewer than 2^31 tokens of a sequence, and so does the whole block, so the counts fit an int.
     int n = static_cast<int>(num);
 #pragma unroll
     for (int h = 16; h > 0; h /= 2) {

@@ -1,5 +1,5 @@
-// mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: a token has nine
-// bytes and five exponentials.
+// mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: a token takes five
+// exponentials, but only nine bytes of memory with a mask of one byte per token.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/mismatch_terms.h"

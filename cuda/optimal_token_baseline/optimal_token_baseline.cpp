@@ -1,4 +1,4 @@
-// CUDA backend of optimal_token_baseline: checks of memory safety, and the architecture that runs it.
+// CUDA backend of optimal_token_baseline: checks memory safety, then calls the architecture's kernels.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "../common/kernels.h"

@@ -1,7 +1,7 @@
 // optimal_token_baseline in two launches. In the first kernel, each block scans one sequence. In the second kernel,
-// each thread computes one position of a group. All architectures share this source. HBM bounds this kernel if a
-// group's workspace and returns leave L2 between their two reads. With few sequences it is bound by the scans'
-// barriers.
+// each thread computes one position of a group. All architectures share this source. HBM limits the second kernel if a
+// group's workspace and returns leave L2 between their two reads. With few sequences, the barriers of the scans limit
+// the speed.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../tokens/gpu.cuh"

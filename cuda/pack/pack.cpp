@@ -1,4 +1,4 @@
-// CUDA backend of pack: checks of memory safety, the launches, and the architecture that runs them.
+// CUDA backend of pack: checks memory safety, plans the launches, and calls the architecture's kernels.
 #include "rlk/ops/pack.h"
 
 #include "../common/kernels.h"

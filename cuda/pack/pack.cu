@@ -29,12 +29,12 @@ __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const P
   asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const char*>(offsets.data) + row * bytes));
 }
 
-// More than 64 registers would cost the eighth block of a multiprocessor, and 5 % of the time. at_once blocks run at a
-// time; each prefetches the offsets of a later block.
+// With more than 64 registers a multiprocessor would hold seven blocks in place of eight, which takes 5 % more time.
+// at_once blocks run at a time. Each block prefetches the offsets of the block that is at_once blocks later.
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {
-  if (kAllFlat && threadIdx.x == 0) {  // blocks of further arrays read the same offsets
+  if (kAllFlat && threadIdx.x == 0) {  // blocks of the other arrays read the same offsets
     if (blockIdx.x < at_once) prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x);
     prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x + at_once);
   }
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
 }
 
 __global__ void __launch_bounds__(kPositionThreads) pack_positions_kernel(const __grid_constant__ PackLayoutParams p) {
-  // Two buffers, so that no tile waits for the previous one's reads.
+  // Two tiles alternate between two buffers, so no tile waits until all warps have read the previous tile's counts.
   __shared__ std::int32_t of_warps[2][kPositionWarps];
   const std::int64_t row = blockIdx.x;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;

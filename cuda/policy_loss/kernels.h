@@ -7,7 +7,8 @@
 
 namespace rlk::cuda {
 
-// The largest tile of plain arrays. Blocks of larger tiles would still run when most others have ended.
+// The largest tile of plain arrays, 2^12 tokens. With larger tiles, a few blocks would still run after most other
+// blocks have ended.
 constexpr int kMostPlainTile = 12;
 inline TokenPlan choose_policy_plan(const PolicyLossParams& p, int multiprocessors) {
   const TokenPlan plan = choose_token_plan(p.sequences, multiprocessors);

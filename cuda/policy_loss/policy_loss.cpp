@@ -1,4 +1,5 @@
-// CUDA backend of policy_loss, besides its line in ../tokens/operators.inc: the product with gradients.
+// CUDA backend of policy_loss for the product with gradients. The line of policy_loss in ../tokens/operators.inc
+// defines the rest of the backend.
 #include "rlk/ops/policy_loss.h"
 
 #include "kernels.h"

@@ -1,5 +1,6 @@
-// policy_loss: its forms of the terms of tokens. All other kernels are shared by passes over tokens. Bound by HBM: the
-// arrays of tokens are read once (twice if the ratio belongs to a sequence), the gradients written once.
+// policy_loss: its kernels for the terms of tokens. It shares all other kernels with other operators (../tokens). Bound
+// by HBM: the arrays of tokens are read once, or twice if the ratio belongs to a sequence. The gradients are written
+// once.
 #include "../tokens/passes.cuh"
 #include "../tokens/plain.cuh"
 #include "kernels.h"
@@ -13,7 +14,7 @@ template <PolicyForm kForm>
 constexpr TermsKernel<PolicyBatch> kPolicyTerms =
     token_terms_kernel<PolicyBatch, kForm == PolicyForm::kClipped ? 2 : 1, PolicyTokenTerms<kForm>>;
 
-// Per thread. If the factor is 1, a block only begins and ends, so fewer blocks take less time.
+// Vec4s per thread. If the factor is 1, a block only begins and ends, so fewer blocks take less time.
 constexpr int kScaledVec4s = 4;
 __global__ void __launch_bounds__(kTokenThreads)
     scale_gradients_kernel(const __grid_constant__ ScaleGradientsParams p) {

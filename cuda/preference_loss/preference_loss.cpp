@@ -1,4 +1,4 @@
-// CUDA backend of preference_loss: checks of memory safety, and the architecture that runs it.
+// CUDA backend of preference_loss: checks memory safety, then calls the architecture's kernels.
 #include "rlk/ops/preference_loss.h"
 
 #include "../common/kernels.h"

@@ -1,9 +1,9 @@
-// preference_loss and its gradient. Launches bound these kernels, since a pair has a few numbers. The header
+// preference_loss and its gradient. Launches limit the speed, because a pair has only a few numbers. The header
 // kernels/losses/preference_pair.h, shared with the CPU and HIP, has the formulas.
 //
-// preference_pairs_kernel: each thread computes one pair. For sorted losses kernels/advantages/merge_order.h first
-// sorts their keys. preference_metrics_kernel runs after it: each block computes one metric. All architectures share
-// this source; each has its own machine code.
+// preference_pairs_kernel: each thread computes one pair. For sorted losses, kernels/advantages/merge_order.h sorts the
+// keys first. preference_metrics_kernel runs after preference_pairs_kernel: each block computes one metric. All
+// architectures share this source; each has its own machine code.
 #include "../common/kernels.h"
 #include "../common/team.cuh"
 #include "kernels/losses/preference_pair.h"
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kPairThreads)
   preference_item<PlainMemory>(p, i);
 }
 
-// A block computes one metric, and all of its threads receive it.
+// A block computes one metric, and every thread of the block gets the result.
 __device__ __forceinline__ float sum_of_metric(const PreferenceLossParams& p, int metric) {
   __shared__ float sums[kMetricThreads / 32];
   return sum_of_block(WarpBlock{Warp(), sums}, preference_metric_items(p, metric),

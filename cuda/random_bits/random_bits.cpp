@@ -1,4 +1,4 @@
-// CUDA backend of random_bits: checks of memory safety, and the architecture that runs it.
+// CUDA backend of random_bits: checks memory safety, then calls the architecture's kernel.
 #include "rlk/ops/random_bits.h"
 
 #include "../common/kernels.h"

@@ -1,4 +1,5 @@
-// CUDA backend of scatter_rewards: checks of memory safety, the cut of the work, and the architecture that runs it.
+// CUDA backend of scatter_rewards: checks memory safety, divides the work into tiles, and calls the architecture's
+// kernels.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "../common/kernels.h"
@@ -9,7 +10,7 @@
 namespace rlk::cuda {
 
 std::int64_t scatter_rewards_workspace_bytes(const ScatterRewardsParams& p, int) {
-  // The smallest tiles make the most slots.
+  // The smallest tiles give the most slots, and so the largest workspace.
   return reward_workspace_bytes(p.sequences, mean_length(p.sequences) <= kWarpTokens ? kWarpTile : kLeastPlanTile);
 }
 

@@ -1,7 +1,7 @@
-// scatter_rewards: a first pass writes every token, and stores for each tile how many tokens count. In a second pass,
-// each warp processes one sequence and adds rewards to the tokens that have a reward. All architectures share this
-// source; each has its own machine code. Bound by HBM: each array is read or written once. The second pass reads 64
-// bytes per tile and touches only tokens that have a reward.
+// scatter_rewards: a first kernel writes every token, and stores for each tile how many tokens count. In a second
+// kernel, each warp processes one sequence and adds rewards to the tokens that have a reward. All architectures share
+// this source; each has its own machine code. Bound by HBM: each array is read or written once. The second kernel reads
+// 64 bytes per tile and touches only tokens that have a reward.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../common/vec8.cuh"
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-// A separate kernel, which only packed calls launch: inside the spread kernel this code would spill registers.
+// Only packed calls launch this kernel. It is separate because its code would spill registers inside the spread kernel.
 __global__ void reward_rest_kernel(const __grid_constant__ ScatterRewardsParams p) {
   wait_for_previous_kernel();
   clear_spread_rest<TokenGpu>(p, blockIdx.x);

@@ -1,4 +1,4 @@
-// Host entry points of the sequence_logprob kernels, one per architecture, and each kernel's plans. All plans have the
+// Host entry points of the sequence_logprob kernels, one per architecture, and each kernel's plans. All plans give the
 // same bits. sequence_logprob.cpp checks the arguments.
 #pragma once
 

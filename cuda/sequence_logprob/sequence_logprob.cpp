@@ -1,5 +1,4 @@
-// CUDA backend of sequence_logprob: checks of memory safety, the kernel that serves a call, and the architecture that
-// runs it.
+// CUDA backend of sequence_logprob: checks memory safety, then picks a plan and calls the architecture's kernel.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>
@@ -11,7 +10,7 @@
 
 namespace rlk::cuda {
 SequencePlan choose_plan(const SequenceLogprobParams& p) {
-  // The host does not know the lengths of packed sequences and uses their mean.
+  // The host does not know the lengths of packed sequences, so it uses their mean length.
   const bool packed = p.cu_seqlens.data != nullptr;
   const std::int64_t length = packed ? p.num_tokens / std::max<std::int64_t>(p.num_sequences, 1) : p.num_tokens;
   for (const SequencePlan& plan : kSequencePlans) {

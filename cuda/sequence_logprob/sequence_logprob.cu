@@ -1,7 +1,7 @@
 // sequence_logprob and its gradient, bound by HBM: log-probabilities and flags are read once.
 //
-// sequence_logprob_kernel: a warp takes a chunk of 2,048 positions. A sequence goes to one warp, or to all warps of a
-//   block, which take chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
+// sequence_logprob_kernel: a warp takes a chunk of 2,048 positions at a time. One warp sums a sequence, or all warps of
+//   a block take its chunks in turn. Neighbouring threads read neighbouring positions, at any alignment, 16 rows of 32
 //   positions at a time.
 // sequence_logprob_backward_kernel: a block takes a tile of tokens; kernels/packing/sequence_gradient.h has
 //   its body, shared with HIP.
@@ -18,16 +18,16 @@ namespace {  // one copy per architecture
 constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are in flight together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;
 constexpr int kRoundChunks = 16;  // chunks per warp, between two barriers
-// Registers that let nine blocks of kSequencesOfBlock warps run on a multiprocessor of sm_90. For sm_80 ptxas needs
-// more.
+// Registers per thread. On sm_90, this number lets nine blocks of kSequencesOfBlock warps run on a multiprocessor. For
+// sm_80 ptxas needs more registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kSumRegisters = 64;
 #else
 constexpr int kSumRegisters = 56;
 #endif
 
-// Loads a thread's positions, one in each of kRows rows. Positions that do not count are +0. Positions below `left`
-// exist; with kAll all exist.
+// Loads a thread's positions, one in each of kRows rows. Positions that do not count become +0. Only positions below
+// `left` exist; with kAll every position exists.
 template <class T, int kRows, bool kAll, class Flags>
 __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, const Flags& flags, int left,
                                           float (&v)[kRows], int& count) {
@@ -50,7 +50,8 @@ __device__ __forceinline__ void load_rows(const typename T::Storage* logprob, co
   }
 }
 
-// The sum of a chunk, of which only the first `left` positions exist. Adds the positions that count to `count`.
+// The sum of a chunk, of which only the first `left` positions exist. `count` grows by the number of positions that
+// count.
 template <class T, int kBytes>
 __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob, const TokenMask& m,
                                               std::int64_t mask_at, int left, int& count) {
@@ -90,7 +91,7 @@ __device__ __forceinline__ float sum_of_chunk(const typename T::Storage* logprob
 template <class T>
 __global__ void __maxnreg__(kSumRegisters)
     sequence_logprob_kernel(const __grid_constant__ SequenceLogprobParams p, int warps) {
-  // The kernel has two buffers, so that a round need not wait for the previous round.
+  // Rounds alternate between two buffers, so no round waits until the sums of the previous round have been read.
   __shared__ float chunks_of_warps[2][kRoundChunks * kSequenceMostThreads / 32];
   __shared__ long long counts_of_warps[kSequenceMostThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -102,7 +103,7 @@ __global__ void __maxnreg__(kSumRegisters)
   const auto* logprob =
       static_cast<const typename T::Storage*>(p.logprob) + (packed ? span.begin : sequence * p.logprob_stride);
   const std::int64_t mask_at = packed ? span.begin : sequence * p.mask.row_stride;
-  // A sequence has fewer than 2^31 chunks, and a thread fewer than 2^31 tokens.
+  // A sequence has fewer than 2^31 chunks, and a thread takes fewer than 2^31 tokens.
   const int chunks = static_cast<int>((span.length + kSequenceChunk - 1) / kSequenceChunk);
   TeamSumTree<Warp> tree{Warp()};
   int counted = 0, which = 0;

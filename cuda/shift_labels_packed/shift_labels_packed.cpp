@@ -1,4 +1,4 @@
-// CUDA backend of labels and masks: checks of memory safety, and the architecture that runs it.
+// CUDA backend of labels and masks: checks memory safety, then calls the architecture's kernels.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "../common/kernels.h"

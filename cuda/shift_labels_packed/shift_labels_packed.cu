@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kTileThreads) span_mask_kernel(const __grid_co
   __shared__ std::int64_t shared[2];
   span_mask_block<PlainMemory>(p, blockIdx.x, static_cast<int>(threadIdx.x), shared, [] { __syncthreads(); });
 }
-// The groups of 32 positions whose ids a warp loads together.
+// Number of groups of 32 positions whose ids a warp loads together.
 constexpr int kTurnGroups = 8;
 constexpr int kTurnWarps = 8;  // warps per block
 
@@ -25,7 +25,8 @@ struct TurnGroup {
   __device__ __forceinline__ TurnGroup of(int lane) const {
     return {__shfl_sync(0xffffffffu, opens, lane), __shfl_sync(0xffffffffu, closes, lane)};
   }
-  // Whether a turn is open after the positions `below`. `before`: whether a turn is open before the group.
+  // Whether a turn is open after the positions whose bits are set in `below`. `before`: whether a turn is open before
+  // the group.
   __device__ __forceinline__ bool open(unsigned below, bool before) const {
     const unsigned events = (opens | closes) & below;
     return events == 0 ? before : (opens >> (31 - __clz(static_cast<int>(events))) & 1) != 0;
@@ -140,7 +141,7 @@ void tool_mask(const ToolMaskParams& p, cudaStream_t stream) {
     check(cudaMemsetAsync(p.mask, 0, static_cast<std::size_t>(p.num_tokens), stream), "clearing of tool_mask");
   }
   if (p.num_sequences == 0) return;
-  // The host does not know the lengths of packed sequences and uses their mean.
+  // The host does not know the lengths of packed sequences, so it uses their mean length.
   const std::int64_t length = p.cu_seqlens.data != nullptr ? p.num_tokens / p.num_sequences : p.num_tokens;
   const int warps = length <= 32 * kTurnGroups ? 1 : kTurnWarps, sequences = kTurnWarps / warps;
   tool_mask_kernel<<<static_cast<unsigned>((p.num_sequences + sequences - 1) / sequences), 32 * kTurnWarps, 0,

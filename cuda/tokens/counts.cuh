@@ -1,5 +1,5 @@
-// The first pass of calls that need only the number of tokens of each sequence. The pass reads only the masks, in
-// 16-byte vectors. Bound by HBM.
+// The first pass of calls for which this pass computes only the number of tokens of each sequence. The pass reads only
+// the masks, in 16-byte vectors. Bound by HBM.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -10,8 +10,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The number of elements that count in a vector of the mask. `bits` selects the bits of a word that make an element
-// count. For elements of eight bytes `bits` applies to the upper word.
+// The number of elements of a mask's vector that count. An element counts if any bit that `bits` selects is set. For
+// elements of eight bytes, `bits` applies to the upper word.
 __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::uint32_t bits) {
   const std::uint32_t words[4] = {v.x, v.y, v.z, v.w};
   unsigned count = 0;
@@ -33,8 +33,8 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// `threads` threads count the set elements of a mask of `length` tokens at `from`. Returns this thread's part of the
-// count.
+// `threads` threads together count the elements that count in a mask of `length` tokens at `from`. Returns this
+// thread's part of the count.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
   constexpr int kAtOnce = 8;
@@ -72,7 +72,7 @@ __device__ __forceinline__ unsigned sum_over_block(unsigned count, unsigned (&of
   return sum;
 }
 
-// Does the work of token_statistics_kernel; all partial results besides the number of tokens are 0.
+// Replaces token_statistics_kernel. It stores the number of tokens of each tile, and 0 for all other partial results.
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads)
     token_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,

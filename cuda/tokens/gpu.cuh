@@ -11,7 +11,7 @@ struct TokenGpu {
   static constexpr int kLanes = 32;
   static constexpr bool kReadsAgain = false;
   static constexpr bool kFewAtOnce = true;
-  using Tokens = Vec4;  // one uniform branch serves four tokens, whose instructions overlap
+  using Tokens = Vec4;  // a uniform branch serves four tokens; their instructions overlap
   template <class Params>
   static __device__ __forceinline__ const Params& first_argument(const Params& p) {
     return p;
@@ -48,7 +48,7 @@ struct TokenGpu {
   static __device__ __forceinline__ void count_on(std::uint32_t* to, std::uint32_t count) { atomicAdd(to, count); }
 };
 
-// For a pass whose float32 arrays a later pass reads again: their loads do not bypass L1.
+// For a pass whose float32 arrays a later pass reads again: the loads of these arrays do not bypass L1.
 struct FirstPassGpu : TokenGpu {
   static __device__ __forceinline__ Vec4 load(const float* from) {
     Vec4 x;

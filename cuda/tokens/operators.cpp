@@ -1,5 +1,5 @@
-// CUDA backend of the operators of operators.inc: checks of memory safety, the cut of the work, and the
-// architecture that runs it.
+// CUDA backend of the operators in operators.inc: checks memory safety, divides the work into tiles, and calls the
+// architecture's kernels.
 #include "../common/kernels.h"
 #include "../policy_loss/kernels.h"
 #include "kernels/losses/covariance_terms.h"

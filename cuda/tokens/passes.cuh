@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kGatherThreads, 1)
   allow_next_kernel();
 }
 
-// Terms: one type for each group of sums.
+// Terms: one type for each group of sums that the pass computes.
 template <class Batch, int kLeastBlocks, class... Terms>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     token_terms_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
 }
 
-// Whether this block is the last block of its launch to call this function. If so, all of its threads see the writes of
-// all blocks.
+// Whether this block is the last block of its launch to call this function. If it is, all of its threads see what all
+// other blocks wrote before.
 __device__ __forceinline__ bool is_last_block(std::uint32_t* finished, bool* shared) {
   __threadfence();
   __syncthreads();
@@ -79,14 +79,14 @@ __global__ void __launch_bounds__(kTokenThreads, 2)
   __shared__ FewShared<Batch> shared;
   allow_next_kernel();
   wait_for_previous_kernel();
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(w.shared));  // read when the sums of sequences are known
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(w.shared));  // needed after the sums of sequences
   few_sums<TokenGpu>(p, w, tile, &shared);
 }
 
 // On compute capability 9.0 and later, a cluster sums a batch with too many sequences for one block. Each block sums
-// `each` sequences, a power of two. The first block computes the results from all blocks' totals. Blocks exchange
-// totals through shared memory in a fraction of the time of global memory, but a cluster's launch takes longer than a
-// block's.
+// `each` sequences, a power of two. The first block computes the results from all blocks' totals. An exchange of totals
+// through shared memory takes a fraction of the time of an exchange through global memory. But the launch of a cluster
+// takes longer than the launch of a single block.
 constexpr int kMostFewBlocks = 8, kLeastOfFewBlock = 32;
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 1)
@@ -136,8 +136,9 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
-// The pass over tokens, with its dynamic shared memory. `weigh`, if given, weights the pass's outputs and computes the
-// sums, with `weigh_blocks` blocks; no pass comes before.
+// The pass over tokens, with its dynamic shared memory. `weigh`, if given, is a kernel of `weigh_blocks` blocks that
+// runs after the pass. It weights the pass's outputs and computes the sums; then no statistics are computed before the
+// pass.
 template <class Batch>
 struct TermsLaunch {
   using Weigh = void (*)(typename Batch::Params, TokenWorkspace<Batch>, int);

@@ -1,6 +1,6 @@
-// The pass over tokens of plain arrays (kernels/tokens/plain.h). A lane copies its vec4s of the next steps into its
-// own slots of a ring in shared memory, and reads them back itself. The lane needs no barrier, and copies in flight
-// hold no registers.
+// The pass over tokens of plain arrays (kernels/tokens/plain.h). A lane copies its vec4s (four tokens) of the next
+// steps into its own slots of a ring in shared memory, and later reads these slots itself. So the lane needs no
+// barrier, and copies in flight hold no registers.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -16,7 +16,7 @@ namespace {  // one copy per architecture
 constexpr int kPlainStages = 2;  // stages of the ring
 constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
 // A warp keeps the sums of kKeptSteps steps in shared memory and then adds them up together. Each lane contributes four
-// sums per step. Gaps between them let the threads that add them read different banks.
+// sums per step. Gaps between the sums of 16 lanes make the threads that add the sums read different banks.
 constexpr int kKeptSteps = 4, kKeptHalf = 4 * 16 + 16, kKeptStep = 2 * kKeptHalf - 16 + 4,
               kKept = kKeptSteps * kKeptStep;
 template <class Terms>
@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t sh
       "l"(global), "r"(static_cast<int>(condition))
       : "memory");
 }
-// Stores without a branch: the compiler would move the computation of the value into a branch.
+// Stores without a branch. With a branch, the compiler would move the computation of the value into it.
 __device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
@@ -53,15 +53,16 @@ __device__ __forceinline__ float add_if(std::int32_t condition, float sum, float
   return sum;
 }
 
-// The lane, read again at each use, so that the compiler keeps no value derived from it across all steps.
+// The lane's index. Each call reads it again, so the compiler does not keep values derived from it in registers across
+// all steps.
 __device__ __forceinline__ int lane_again() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
-// Adds up the sums of the steps that a warp has kept, at most kKeptSteps. A lane returns the sum with number
-// sum_index(lane), as scattered does.
+// Adds up the sums of `steps` steps that a warp has kept in shared memory; `steps` is at most kKeptSteps. Each lane
+// returns the sum with index sum_index(lane), as `scattered` does.
 __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   const int lane = lane_again(), step = lane / 4 % 4;
   const float* const from = kept + step * kKeptStep + lane / 16 * kKeptHalf + sum_index(lane % 4);
@@ -81,15 +82,15 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
 }
 
-// A lane's tokens in its warp's stretch of a tile, and the copies of its next steps. kShared: one input value serves
-// all tokens of a sequence (shares_input).
+// A lane's tokens in its warp's part of a tile, and the copies of the lane's next steps. kShared: the input kShareable
+// has one value for all tokens of a sequence (shares_input).
 template <class Terms, bool kShared>
 class PlainCopies {
  public:
   static constexpr int kInputs = Terms::kInputs;
   static constexpr bool is_copied(int i) { return !kShared || i != Terms::kShareable; }
 
-  // Copies of sequence s. `first` is this lane's first token; the stretch has `of_lane` tokens from there on.
+  // Copies of sequence s. `first` is this lane's first token; the warp's part has `of_lane` tokens from `first` on.
   __device__ __forceinline__ PlainCopies(const typename Terms::Params& p, std::int64_t s, int first, int of_lane,
                                          PlainShared<Terms>* shared)
       : shared_(shared), of_lane_(of_lane), is_given_(Terms::input(p, kInputs - 1).data != nullptr) {
@@ -104,7 +105,7 @@ class PlainCopies {
     masks_ = kept(static_cast<const unsigned char*>(mask.data) + (s * mask.row_stride + first) * mask_bytes_);
   }
 
-  // Prefetches the data of the first copies: `tokens` tokens from this lane on, which is its warp's first.
+  // Prefetches the data of the warp's first copies, `tokens` tokens. The warp's first lane calls this function.
   __device__ __forceinline__ void prefetch(int tokens) const {
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) {
@@ -155,7 +156,7 @@ class PlainCopies {
 
  private:
   __device__ __forceinline__ uint4* slot(int stage, int i) const { return &shared_->ring[stage][i][threadIdx.x]; }
-  // Keeps a value in a register, so that the compiler does not compute it again at every step.
+  // Makes the compiler keep a value in a register; otherwise it would compute the value again at every step.
   template <class T>
   static __device__ __forceinline__ T* kept(T* pointer) {
     asm("" : "+l"(pointer));
@@ -170,7 +171,7 @@ class PlainCopies {
   bool is_given_;
 };
 
-// Outputs in which all bits are set for tokens that do not count. Arithmetic on CUDA gives no such NaN.
+// `out` with all bits set for tokens that do not count. Arithmetic on CUDA never gives a NaN with all bits set.
 __device__ __forceinline__ Vec4 marked(const Vec4& out, const Vec4Mask& taken) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(out.v[i]) | ~taken.v[i]); });
 }
@@ -181,8 +182,8 @@ __device__ __forceinline__ Vec4Mask not_marked(const Vec4& out) {
   return taken;
 }
 
-// Processes a warp's stretch of a tile: `left` tokens. `output` points to the output of this lane's first token.
-// kShared: `value` is the input of all functions. kMarks: outputs of tokens that do not count are marked.
+// Processes a warp's part of a tile, `left` tokens. `output` points to the output of this lane's first token. kShared:
+// `value` is the input kShareable of all tokens. kMarks: the function marks outputs of tokens that do not count.
 template <class Terms, bool kShared, bool kMarks>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
@@ -193,16 +194,16 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   constexpr unsigned kOther = 64;
   const int lane = static_cast<int>(threadIdx.x) % kLanes, of_lane = left - lane * kVec4;
   static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
-  float counts[kCounts / 2] = {};  // two conditions each: the first count plus kOther times the second
+  float counts[kCounts / 2] = {};  // each holds two counts: the first count plus kOther times the second count
   int tokens = 0;
-  std::uint32_t most = 0;  // a pattern: WaveSums
+  std::uint32_t most = 0;  // bits of the maximum, as in WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {
     copy_async_wait<kPlainStages - 1>();
     Vec4 in[kInputs];
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Vec4>(value);
     Vec4Mask taken = copies.mask(stage, Terms::mask(p).is_float);
-    copies.begin(at + kPlainStages * kStep, stage);  // a lane may overwrite what the lane itself has read
+    copies.begin(at + kPlainStages * kStep, stage);  // overwrites a slot that this lane has read
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {
 #pragma unroll
@@ -238,7 +239,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
     const int again = lane_again();
     float* to = of_warp + again * 4 + again / 16 * (kKeptHalf - 64);
     const int end = begin + kept_steps * kStep;
-    if constexpr (kMarks) {  // few steps: their instructions are loaded once
+    if constexpr (kMarks) {  // few steps: without unrolling, fewer instructions are fetched
 #pragma unroll 1
       for (int at = begin, stage = 0; at < end; at += kStep, to += kKeptStep, stage ^= 1) take_step(at, stage, to);
     } else {
@@ -255,7 +256,7 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   of.sum[0] = sum;
   of.count[0] = TokenGpu::sum_over_wave(static_cast<std::uint32_t>(tokens));
 #pragma unroll
-  for (int i = 0; i < kCounts; i += 2) {  // two counts per word: a warp counts fewer than 2^16
+  for (int i = 0; i < kCounts; i += 2) {  // two counts per word: a warp's counts are below 2^16
     const auto both = static_cast<std::uint32_t>(counts[i / 2]);
     const std::uint32_t of_wave = TokenGpu::sum_over_wave(both % kOther | both / kOther << 16);
     of.count[1 + i] = of_wave & 0xffff;
@@ -266,14 +267,14 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   return of;
 }
 
-// The slot of the warp, or of its block. The block index is read again at each use, as in lane_again.
+// The slot of the warp's tile, or of its block's tile. Each call reads the block index again, as lane_again does.
 __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   unsigned block;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
   return of_wave ? block * kTokenWaves<TokenGpu> + threadIdx.x / TokenGpu::kLanes : block;
 }
 
-// kWeights: without it outputs have the weight 1 and are marked, for weigh_few_kernel.
+// kWeights: outputs have their weights. Without kWeights, outputs have weight 1 and are marked, for weigh_few_kernel.
 template <class Batch, class Terms, int kLeastBlocks, bool kShared, bool kWeights>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
@@ -292,8 +293,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
-  // Blocks that are resident while the previous kernel still runs prefetch into L2 the inputs that this kernel does not
-  // write.
+  // The first blocks are resident while the previous kernel still runs. Meanwhile they prefetch their first inputs into
+  // L2. This kernel does not write these arrays.
   constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
     copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
@@ -321,7 +322,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   store_tile<TokenGpu>(of, of_wave, w.partials[0] + slot_of_warp(of_wave), &shared->of_waves);
 }
 
-// Numbers of tokens and of sequences that have a token, over the threads of a block: `tokens` of a thread's sequence.
+// The number of tokens, and the number of sequences that have a token, summed over the threads of a block. `tokens`:
+// the number of tokens of this thread's sequence.
 __device__ __forceinline__ PolicyTotals totals_over_block(unsigned tokens, uint2 (&of_waves)[kTokenWaves<TokenGpu>]) {
   const uint2 of = {TokenGpu::sum_over_wave(tokens), TokenGpu::sum_over_wave(tokens > 0 ? 1u : 0u)};
   if (threadIdx.x % TokenGpu::kLanes == 0) of_waves[threadIdx.x / TokenGpu::kLanes] = of;
@@ -332,9 +334,9 @@ __device__ __forceinline__ PolicyTotals totals_over_block(unsigned tokens, uint2
   return {sum.x, sum.y};
 }
 
-// The last kernel of plain calls of few sequences whose weights need only the sequences' numbers of tokens
-// (counts_few). The first block does the work of few_sums_kernel. Every other block weights kWeighed vec4s per thread,
-// which plain_tokens_kernel has marked. Each block adds up the numbers of tokens itself.
+// The last kernel of plain calls with few sequences whose weights depend only on the sequences' numbers of tokens
+// (counts_few). The first block does the work of few_sums_kernel. In every other block, each thread multiplies kWeighed
+// vec4s of plain_tokens_kernel's marked outputs by their weights. Each block adds up the numbers of tokens itself.
 constexpr int kWeighed = 4;
 template <class Batch, class Terms>
 __global__ void __launch_bounds__(kTokenThreads, 3)
@@ -392,7 +394,8 @@ bool counts_few(const typename Batch::Params& p, int tile) {
   return Batch::needs_pass_before(p) && Batch::counts_alone(p) && are_few(Batch::sequences(p), tile);
 }
 
-// With few blocks, a multiprocessor runs two without a register limit; with more blocks it runs three.
+// If two blocks per multiprocessor hold the call, the kernel for two blocks runs, which has more registers. Otherwise
+// the kernel for three blocks runs.
 template <bool kOverlap, class Batch, class Terms>
 void run_plain_tokens(const typename Batch::Params& p, const TokenPlan& plan, cudaStream_t stream) {
   constexpr auto kBytes = static_cast<int>(sizeof(PlainShared<Terms>));

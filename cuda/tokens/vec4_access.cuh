@@ -1,4 +1,4 @@
-// Loads, stores and masks of four neighbouring tokens of a sequence, which are a lane's share of a chunk.
+// Loads, stores and masks of four neighbouring tokens of a sequence. These tokens are a lane's share of a chunk.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct FourTokens {
   float v[kLaneTokens];
 };
 
-// Vector loads bypass L1, since each is read once.
+// Vector loads bypass L1, because each value is read once.
 __device__ __forceinline__ FourTokens load_tokens(const float* from, int count, bool vectors) {
   FourTokens q = {};
   if (vectors && count == kLaneTokens) {
@@ -49,14 +49,14 @@ __device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool
   return mask.bytes == 1 && vectors && count == kLaneTokens;
 }
 
-// The masks of four tokens as the words that were loaded. The words are taken apart where they are needed, so that no
-// instruction waits directly after a load. kWide: masks may have 64 bits per token.
+// The masks of four tokens, as the words that were loaded. The words are converted to bits only when the bits are
+// needed, so no instruction waits directly after a load. kWide: masks may have 64 bits per token.
 template <bool kWide = true>
 struct TokenMasks {
   uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
 
-  // One bit for each of the first `count` tokens, set if the token counts. `count` and `vectors` are the same as for
-  // the load.
+  // Bit j is set if token j counts, for the first `count` tokens. `count` and `vectors` have the same values as for the
+  // load.
   __device__ __forceinline__ unsigned bits(const TokenMask& mask, int count, bool vectors) const {
     const unsigned all = (1u << max(count, 0)) - 1;
     if (mask.data == nullptr || count <= 0) return all;
