@@ -16,7 +16,7 @@ ACCEPTANCE = 16  # the random word that decides acceptance; the deepest draw of 
 
 
 class Arrays:
-    """The module of an array, torch or NumPy, and functions that have different names in the two."""
+    """The module of an array, torch or NumPy, and the functions that torch and NumPy name differently."""
 
     def __init__(self, like: Any) -> None:
         is_tensor = _dispatch.is_tensor(like)
@@ -41,19 +41,20 @@ class Arrays:
         return x[self.ascending(x.shape[0]), at]
 
     def leading(self, flags: Any) -> Any:
-        """How many of each row are true before the first that is not: int64."""
+        """The number of true flags before each row's first false flag, int64."""
         return self.cast(self.np.cumsum(self.cast(~flags, "int64"), 1) == 0, "int64").sum(1)
 
     def softmax(self, z: Any) -> Any:
-        """NaN in a row whose largest element is infinite."""
+        """The softmax of each row. A row whose largest element is infinite becomes NaN."""
         most = z.max(1)[:, None] if self.np is np else z.amax(1, keepdim=True)
         e = self.np.exp(z - self.np.where(abs(most) < np.inf, most, np.nan))
         return e / e.sum(1)[:, None]
 
 
 class Rejection:
-    """One call. ``drawn``: the result of sample for all steps, in stream 1. ``keys`` and ``cuts`` are arguments of
-    sample, each a number or one per step; ``how`` is valid_vocab and exp."""
+    """The state of one call. ``drawn``: the result of sample for all steps, drawn from stream 1. ``keys`` and ``cuts``
+    hold arguments of sample. Each argument is one number, or an array with one number per step. ``how`` holds
+    valid_vocab and exp."""
 
     def __init__(
         self, x: Arrays, target_logits: Any, draft_ids: Any, draft_logits: Any, drawn: Any, keys: dict[str, Any],
@@ -111,7 +112,7 @@ class Rejection:
             sample_id = x.full(sample_id, x.np.int64, (self.rows * self.steps,))
         words = random_bits(self.keys["seed"], sample_id, self.keys["position"], ACCEPTANCE + 1, stream=STREAM)
         words = x.cast(words[:, ACCEPTANCE].reshape(self.rows, self.steps)[:, :-1], "float64")
-        words = x.np.where(words < 0, 0.0, words)  # a bad position, where no token is accepted
+        words = x.np.where(words < 0, 0.0, words)  # -1 marks a bad position, where no token is accepted
         by_chance = x.np.log((words + 0.5) * 2.0**-32) + q < p
         is_drawn = self.ids[:, :-1] == self.draft_ids
         stands = x.np.where(self.greedy[:, :-1], is_drawn, by_chance)
@@ -133,7 +134,7 @@ class Rejection:
                 z = x.cast(x.pick(self.draft_logits, at), "float64")
                 q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
-            left = where(left.sum(1)[:, None] > 0, left, p)  # p equals q but for rounding, so nothing is left
+            left = where(left.sum(1)[:, None] > 0, left, p)  # if p equals q up to rounding, nothing is left
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
         keys = {
             name: value if _check.is_number(value) else x.pick(value.reshape(self.rows, self.steps), num_accepted)

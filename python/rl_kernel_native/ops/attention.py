@@ -42,8 +42,8 @@ class AttentionResult(NamedTuple, Generic[ArrayT]):
     Attributes:
         out: the shape of ``q`` with the last dimension of ``v``, the dtype of ``q``, contiguous.
         lse: float32, ``[batch, heads, tokens]``, or ``[heads, tokens]`` for packed queries. ``lse`` is the natural
-            logarithm of the sum of ``exp(softmax_scale * score)`` over the keys that a query sees and its head's sink.
-            It is -Inf if the query sees nothing.
+            logarithm of a sum: ``exp(softmax_scale * score)`` over the keys that the query sees, plus ``exp(sink)`` if
+            the head has a sink. ``lse`` is -Inf if the query sees no key.
     """
 
     out: ArrayT
@@ -78,7 +78,8 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
 
 
 def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
-    """The sequence lists of a call with a tree, up to ``parents``. `beside` has the arguments that a tree excludes."""
+    """The sequence lists of a call with a tree, from ``cu_seqlens_q`` to ``parents``. `beside` holds the arguments that
+    may not be given beside a tree."""
     wanted = "None or (cu_segments, parents)"
     if not isinstance(tree, (tuple, list)):
         raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")
@@ -153,20 +154,20 @@ def attention(
 ) -> Any:
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
-    A query of a sequence has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
-    The same holds for the gradients of a query and of a key. In torch, ``q``, ``k``, ``v`` and ``sinks`` have
+    The output of a query has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
+    The gradients of a query and of a key have the same bits too. In torch, ``q``, ``k``, ``v`` and ``sinks`` have
     gradients, except with pages. Under ``torch.autocast``, ``q``, ``k`` and ``v`` are cast as in torch's attention.
 
-    ``q`` has the queries, and ``k`` and ``v`` have the keys and values, each in its own layout. The last query of a
-    sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q + i``. Names
-    follow FlashAttention; a query before the first key sees no key.
+    ``q`` holds the queries; ``k`` and ``v`` hold the keys and values, and may have another layout than ``q``. The last
+    query of a sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q +
+    i``. A query before the first key sees no key. Argument names follow FlashAttention:
 
     - training, padded on the left as Hugging Face generates: ``leftpad_k`` (queries that are padding see no key);
-    - padded on the right: ``seqused_q`` and ``seqused_k``, both the lengths;
+    - padded on the right: ``seqused_q`` and ``seqused_k``, which hold the lengths;
     - packed: ``cu_seqlens_q`` and ``cu_seqlens_k``, with ``[tokens, heads, head_dim]``;
     - a KV cache: ``seqused_k``, the number of keys in the cache, including the new keys;
     - a paged cache as in vLLM: ``block_table`` and ``seqused_k``, with ``q`` padded or packed;
-    - training on a prompt that a group shares, or on a tree of turns: ``tree``.
+    - training on a prompt that several answers share, or on a tree of turns: ``tree``.
 
     Args:
         q: ``[batch, tokens, q_heads, head_dim]``, or packed ``[tokens, q_heads, head_dim]`` with ``cu_seqlens_q``;
@@ -177,18 +178,20 @@ def attention(
             ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``. The last dimension of ``v`` may be
             smaller, a multiple of 8 (192 and 128 in DeepSeek's MLA). The bits are the same as for ``v`` padded with
             zeros.
-        causal: a query sees the keys up to its own position; otherwise it sees its whole sequence.
+        causal: True: a query sees the keys up to its own position. False: it sees all keys of its sequence.
         window_size: the number of keys that a query sees, including its own: ``q_pos - k_pos < window_size``, as
-            Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). Only causal.
+            Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). A window requires
+            ``causal=True``.
         softmax_scale: > 0; default ``1 / sqrt(head_dim)``.
         softcap: > 0: scores become ``softcap * tanh(score / softcap)``, after the scale (Gemma 2's
-            ``attn_logit_softcapping``). On CUDA such a call never uses wgmma.
+            ``attn_logit_softcapping``). On CUDA a call with a softcap never uses wgmma.
         sinks: float32 ``[q_heads]``, one extra score per head, in natural logarithms, after ``softmax_scale`` and
-            ``softcap``. It has no value (gpt-oss): ``exp(sink)`` is added to a row's sum.
+            ``softcap``. A sink has no value vector (gpt-oss): ``exp(sink)`` is added to the sum of a row's
+            exponentials.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
             (docs/tokens.md); they may end early.
-        seqused_q, seqused_k: int32 ``[num_sequences]``: the number of a sequence's first queries and keys that are in
-            use; default: all. ``seqused_k`` counts from ``leftpad_k``.
+        seqused_q, seqused_k: int32 ``[num_sequences]``: the number of queries and of keys in use, from the beginning of
+            each sequence; default: all. ``seqused_k`` counts from key ``leftpad_k``.
         leftpad_k: int32 ``[num_sequences]``: the number of padding keys at the front; for ``k`` with a batch dimension.
         block_table: int32 ``[num_sequences, max_pages]``: the pages of each sequence, in order.
         shared_prefix: ``(prefix_table, prefix_lens, group_offsets)`` beside ``block_table``: pages that the sequences
@@ -197,28 +200,29 @@ def attention(
             group share no prefix. ``prefix_lens``, int32 ``[num_groups]``: the number of keys that a group shares; the
             prefix may end inside a page. ``prefix_table``, int32 ``[num_groups, max_prefix_pages]``: the pages with
             these keys. ``block_table`` lists the pages of the sequence's other keys. Key ``prefix_lens[g]`` is at the
-            beginning of its first page. ``seqused_k`` counts all keys. The bits are the same as for a call whose
-            ``block_table`` lists all keys. Forward only.
+            beginning of the first page in ``block_table``. ``seqused_k`` counts all keys. The bits are the same as for
+            a call whose ``block_table`` lists all keys. Forward only.
         tree: ``(cu_segments, parents)``: packed ``q``, ``k`` and ``v`` hold segments of trees, such as a prompt and its
             answers. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
             -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
-            RoPE, its position is its depth: the number of tokens before it on its path. A row has the same bits as if
-            its path were one sequence. The same holds for the gradients of queries, and of keys in segments without
-            children. Only causal, and without the other lists of sequences. A GPU treats a parent that is out of range
-            as a root of one key, which is NaN.
-        exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``. Portable has
-            the same bits on every backend with the same products. Hardware has the same bits on every GPU of one
-            architecture, and for sm_90 on the CPU. Under ``rk.arithmetic("sm_90")``, products of bfloat16 and float16
-            are computed as by the matrix unit, and values must be finite. Otherwise products are chains of fused
-            multiply-adds.
+            RoPE, its position is its depth: the number of tokens before it on its path. A token's output and the
+            gradient of its query have the same bits as if its path were one sequence. So have the gradients of keys in
+            segments without children. A tree requires ``causal=True`` and excludes the other lists of sequences. On a
+            GPU, a segment whose parent is out of range becomes a root with one key, which is NaN.
+        exp: ``"hardware"``, ``"portable"`` or None. None means hardware on CUDA and under ``rk.arithmetic("sm_90")``,
+            else portable. Portable gives the same bits on every backend that computes the same products. Hardware gives
+            the same bits on every GPU of one architecture; the CPU can give those of sm_90. Under
+            ``rk.arithmetic("sm_90")``, products of bfloat16 and float16 are computed as by the matrix unit, and values
+            must be finite. Otherwise products are chains of fused multiply-adds.
         return_lse: also return the logarithm of each row's sum.
         return_partials: return the :class:`AttentionPartials` of the call's splits instead of ``out``, for
             :func:`attention_merge`, which takes the sinks. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
-            Default all. ``k`` and ``v`` hold the keys of these splits alone, split by split, in any form.
+            Default: all splits. ``k`` and ``v`` hold only the keys of these splits, split by split, in any layout.
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the
-            masks refer to the whole sequence; keys beyond it are not needed. Not supported with ``shared_prefix``.
+            masks refer to the whole sequence; no array needs keys from ``seqused_k`` on. Not supported with
+            ``shared_prefix``.
     Returns:
         ``out``, with the shape of ``q`` but the last dimension of ``v``, and the dtype of ``q``, contiguous; or
         :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an
@@ -276,7 +280,8 @@ def attention_into(
     out: Any, q: Any, k: Any, v: Any, *, cu_seqlens_q: Any, block_table: Any, seqused_k: Any, softmax_scale: float,
     window_size: int | None, shared_prefix: Any,
 ) -> None:  # fmt: skip
-    """Writes the result of :func:`attention` into a contiguous tensor of its shape and dtype, which an engine owns."""
+    """Writes the result of :func:`attention` into ``out``, an engine's contiguous tensor of the result's shape and
+    dtype."""
     result: Any = NotImplemented
     if not _call.is_read_by_dynamo():
         places = (cu_seqlens_q, None, None, seqused_k, None, None, block_table)
@@ -322,8 +327,9 @@ def attention_backward(
         q, k, v and the options: as given to :func:`attention`. Paged calls have no gradients.
         out, lse: the results of attention, for the whole sequences.
         dlse: the gradient of ``lse``, float32, contiguous; None means 0.
-    Returns: ``(dq, dk, dv)``, contiguous, with the shapes and dtype of ``q``, ``k`` and ``v``. With ``sinks`` also
-        their gradient, float32 ``[q_heads]``, summed over all sequences. Tokens not in use get +0.
+    Returns: ``(dq, dk, dv)``, contiguous, with the shapes and dtype of ``q``, ``k`` and ``v``. With ``sinks``, a fourth
+        array follows: the gradient of ``sinks``, float32 ``[q_heads]``, summed over all sequences. Gradients of tokens
+        that are not in use are +0.
     Raises: as :func:`attention`.
     Source: docs/numerics.md, rule 6; arXiv:2307.08691.
     Example:
@@ -346,7 +352,7 @@ def attention_backward(
     return gradients if sinks is not None else gradients[:3]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> Any:

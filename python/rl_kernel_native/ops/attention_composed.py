@@ -1,4 +1,4 @@
-"""Derivatives of attention by torch's own operators in float64. These derivatives are built for correctness, and need
+"""Derivatives of attention by torch's own operators in float64. They are built for correctness, not for speed, and need
 memory for every pair of a query and a key."""
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .attention_lists import lse_shape, out_shape
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Each token's sequence, each token's number in its sequence, and each sequence's count of tokens in use.
 
-    A token that is not in use has a negative number, or a number that is at least the count. Tokens [batch, tokens,
-    ...] give [batch, tokens], packed ones [1, tokens].
+    A token that is not in use has a negative number, or a number that is at least the count. For padded tokens, the
+    first two results are [batch, tokens]; for packed tokens, they are [1, tokens].
     """
     if cu is None:
         batch, length = x.shape[:2]
@@ -35,7 +35,7 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Whether the column's segment lies on the path of the row's segment, which is that segment and its ancestors."""
+    """Whether the column's segment lies on the path of the row's segment. A path is a segment and its ancestors."""
     segments = torch.arange(len(parents), device=parents.device)
     path = (segments == segments[:, None]) | (segments == parents[:, None])
     for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
@@ -117,7 +117,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...],
     out = torch.einsum("bhgij,bjhd->bihgd", p, z)
     out = torch.where(
         any_key[:, 0, 0, ..., None, None], out, torch.zeros_like(out)
-    )  # the gradient may hold any value there
+    )  # a query without a key may get any value in its gradient
     lse = torch.where(any_key, lse, float("-inf")).squeeze(-1).flatten(1, 2)
     if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
         lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Merges of attention results that ranks computed: arguments, dispatch, results. The contract is
+"""Merges attention results of several ranks: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
@@ -60,18 +60,18 @@ def attention_merge(
 ) -> Any:
     """``out`` from the partials of all splits: the bytes of one :func:`attention` call over all keys.
 
-    Splits are folded in ascending order of their numbers, whatever their order here and their ranks. A missing split is
-    not detected.
+    Splits are merged in ascending order of their numbers, for any order of the arrays and any assignment to ranks. A
+    missing split is not detected.
 
     Args:
         partials: the result of ``attention(..., return_partials=True)``, or the :class:`AttentionPartials` of several
             ranks joined on the first dimension. ``stats`` is float32 ``[splits, *q.shape[:-1], 2]``, and ``sums`` is
-            float32 ``[splits, *out.shape]``; both are contiguous. ``splits`` has the number of each split. The numbers
-            may be in any order, each once. At most 1024. A number past a sequence's last split changes nothing, so
-            ranks may pad to equal length.
+            float32 ``[splits, *out.shape]``; both are contiguous. ``splits`` holds the number of each split: at most
+            1024 numbers in any order, each once. A number past a sequence's last split changes nothing, so ranks may
+            pad their lists to equal length.
         out_dtype: the dtype of ``q``: float32, bfloat16 or float16.
         sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes no sinks with ``return_partials``.
-        exp: as for :func:`attention`; it matters only for sinks.
+        exp: as for :func:`attention`; used only for sinks.
         return_lse: also return the logarithm of each row's sum.
     Returns:
         ``out``, as :func:`attention` gives it; or :class:`AttentionResult`.
@@ -122,9 +122,9 @@ def attention_merge_approximate(
 def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None, return_lse: bool = False) -> Any:
     """``out`` from normalised results over parts of the keys: approximately the ``out`` of one call over all keys.
 
-    Each part was rounded to its dtype, so the bytes are not those of one call and depend on how the keys were cut:
-    :func:`attention_merge` has the exact form. The bytes do not depend on the batch or, with ``exp="portable"``, on the
-    backend. Parts are folded in their order.
+    Each part was already rounded to its dtype. The bytes therefore differ from those of one call, and depend on how the
+    keys were divided. :func:`attention_merge` gives the exact bytes. The bytes do not depend on the batch. With
+    ``exp="portable"``, they do not depend on the backend either. Parts are merged in their order.
 
     Args:
         outs: ``[parts, batch, tokens, heads, head_dim]``, or packed ``[parts, tokens, heads, head_dim]``; float32,

@@ -33,9 +33,9 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
     partials of several ranks on the first dimension, in any order.
 
     Attributes:
-        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split, for the sum ``l * 2**m``. The
-            value m is -Inf if nothing contributed; l is then 0 if the row sees no key of the split, else 1. A row that
-            fails has m NaN and l 0.
+        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split; the row's sum is ``l * 2**m``. If no
+            key contributed, m is -Inf; l is then 0 if the row sees no key of the split, else 1. A bad row has m NaN and
+            l 0.
         sums: float32 ``[splits, *out.shape]``: O, the sum of the values with the same weights that l sums.
         splits: the number of each split.
     """
@@ -46,12 +46,13 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
 
 
 def attention_splits(num_keys: int) -> list[range]:
-    """The canonical splits of a sequence, as ranges of its keys. Ranks that share a sequence own whole splits.
+    """The canonical splits of a sequence, as ranges of its keys. Each rank that holds a part of a sequence holds whole
+    splits.
 
     Args:
         num_keys: keys of the sequence, below 2^31.
-    Returns: a range for each split that has keys. Splits have 1024 keys below key 8192, 2048 below 65536, then 4096;
-        the last one ends with the keys.
+    Returns: a range for each split that has keys. A split has 1024 keys below key 8192, 2048 keys below key 65536, and
+        4096 keys from there on. The last split ends at the last key.
     Raises: TypeError for a type; ValueError for a number out of range.
     Source: docs/numerics.md, rule 6.
     Example:
@@ -65,14 +66,16 @@ def attention_splits(num_keys: int) -> list[range]:
 
 
 def numbers_of(splits: Any) -> tuple[int, ...]:
-    """The split numbers as integers. A set is refused, because the order assigns the numbers to the splits."""
+    """The split numbers as integers. A set is refused, because the order of the numbers says which array entry each
+    number names."""
     if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
 
 
 def refuse_gradients(cure: str, **arrays: Any) -> None:
-    """Refuses arrays whose gradient would be lost. ``cure`` may contain the array's name as ``{name}``."""
+    """Refuses arrays whose gradient would be lost. ``cure``, the end of the error, may contain ``{name}`` for the
+    array's name."""
     for name, x in arrays.items():
         if x is None or not _dispatch.is_tensor(x):
             continue
@@ -128,7 +131,8 @@ _PARTIALS = Operator(
 
 
 def unit_of(q: Any) -> int | None:
-    """The unit of the products, or None for the context's unit; float32 products are ieee in any unit."""
+    """The unit of the products, or None for the unit that ``rk.arithmetic`` selects. Products of float32 are always
+    ieee."""
     return IEEE if getattr(getattr(q, "dtype", None), "itemsize", 0) == 4 else None
 
 

@@ -75,9 +75,9 @@ def _gradient_shapes(arrays: Any, how: Any) -> list[Any]:
 
 
 def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: Any) -> Any:
-    """The vmap rule: in the ``folded`` arrays, vmap's dimension becomes a part of the batch of sequences.
+    """The vmap rule: in the ``folded`` arrays, vmap's dimension is merged into the batch of sequences.
 
-    vmap calls each element alone if elements have their own sinks, or if an array of ``alone`` is given."""
+    If elements have their own sinks, or an array of ``alone`` is given, vmap calls the operator once per element."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if any(inputs[i] is not None for i in alone) or dims[sinks] is not None or info.batch_size == 0:
@@ -97,7 +97,8 @@ def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: 
 
 
 def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
-    """Lists of sequences. ``parents``: position of these; beside them, both offsets count segments."""
+    """Lists of sequences. ``parents``: the position of this array; if it is given, both arrays of offsets are called
+    ``cu_segments``."""
 
     def called(name: str) -> Any:
         is_offsets = name in PLACES[:2]

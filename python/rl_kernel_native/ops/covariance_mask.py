@@ -88,20 +88,22 @@ def covariance_mask(
 
     The selection runs on the device, and nothing waits for the host. The selection does not depend on padding, packing,
     strides or the backend. A draw depends only on the seed, the sequence's index in the call and the token's position.
-    Means and numbers are those of this call: a micro-batch selects among its own tokens, as in verl. The result has no
-    gradient; inputs that require a gradient are treated as detached.
+    Means and token counts are taken over this call: a micro-batch selects among its own tokens, as in verl. The result
+    has no gradient; inputs that require a gradient are treated as detached.
 
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. Log-probabilities of the trained policy.
-        old_logprob: as ``logprob``; of the policy in the ratio's denominator. None exactly with ``kind="kl"``.
+        old_logprob: as ``logprob``, for the policy in the ratio's denominator. It is None for ``kind="kl"`` and
+            required for ``kind="clip"``.
         advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
             packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
             sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
-        kind: ``"clip"``: drawn at random from the tokens whose covariance is in ``(lower, upper)`` and that PPO does
-            not clip. ``"kl"``: the tokens with the largest covariance; of equal ones, the first.
+        kind: ``"clip"`` draws tokens at random from those whose covariance is in ``(lower, upper)`` and that PPO does
+            not clip. ``"kl"`` takes the tokens with the largest covariance, and among equal covariances the first
+            tokens.
         ratio: the share of the tokens that count, in (0, 1]: ``max(int(ratio * tokens), 1)`` are selected, or fewer if
             there are fewer candidates.
         seed: for ``"clip"``; an integer in ``[0, 2^63)``, a new seed for every step.
@@ -130,7 +132,7 @@ def covariance_mask(
     return call(COVARIANCE_MASK, (logprob, old_logprob, advantage, mask, cu_seqlens), options)[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

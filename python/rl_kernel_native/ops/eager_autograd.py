@@ -1,5 +1,5 @@
-"""Eager autograd, written by hand, of operators so short that the engine's general Function would add a tenth to their
-time: see ``eager`` of :class:`Composed`."""
+"""Hand-written eager autograd for short operators, to whose time the engine's general Function would add a tenth. See
+``eager`` of :class:`Composed`."""
 
 from __future__ import annotations
 

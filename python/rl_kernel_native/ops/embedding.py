@@ -22,7 +22,8 @@ _C = functions(embedding="object*6, int", embedding_backward="object*7, int, obj
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The rows of a tangent, or the gradient of the table, which is added to main_grad if given."""
+    """The rows of a tangent if ``wanted`` is None, else the gradient of the table. With main_grad, the gradient is
+    added to it."""
     weight, ids = arrays
     dtype, main_grad = how[3:] or (SAME, None)
     if wanted is None:
@@ -36,13 +37,13 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """Returns the tangent's sums per table row. With a gradient of the table, each token gets the gradient of its row,
-    and zeros if it has none."""
+    """The tangent's sums per table row if ``wanted`` is None. Otherwise each token gets the given gradient of its table
+    row, or zeros if the table has no row for it."""
     dy, ids = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], ids), how)
     num_rows, vocab_start, vocab_size, padding_idx, _ = how
-    # The ids of a table that begins at id 1, where id 0 belongs to another rank.
+    # Ids are shifted so that the table begins at id 1. Id 0 then stands for rows of other ranks, which give zeros.
     of_rows = ids - vocab_start + 1
     owned = (ids >= vocab_start) & (of_rows <= num_rows)
     if vocab_size is not None:
@@ -104,17 +105,18 @@ def embedding(
 
     A table may be one rank's shard of a vocabulary: it holds the ids from ``vocab_start`` on, and ids of other ranks
     give rows of zeros. The sum of all ranks' ``y`` (an all-reduce, in any order) is therefore exact, except that a -0
-    of the table becomes +0. Differentiable (torch) in ``weight``, any number of times; the gradient is summed in a
-    fixed order, the same bits on every backend and for any split of the vocabulary.
+    of the table becomes +0. Differentiable (torch) in ``weight``, any number of times. The gradient is summed in a
+    fixed order, so it has the same bits on every backend and for any split of the vocabulary.
 
     Args:
-        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``; dimensions of at most two strides.
+        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``; the dimensions must merge to at most two strides.
         weight: ``[rows, columns]``, float32, bfloat16 or float16; last dimension contiguous.
         vocab_start: the id of the table's first row.
-        vocab_size: ids of the whole vocabulary. Default: ``vocab_start + rows``, the end of this table, which is right
-            if one rank has the whole table. Rows past this size are padding.
+        vocab_size: number of ids in the whole vocabulary. The default, ``vocab_start + rows``, is right if one rank has
+            the whole table. Rows past this size are padding.
         padding_idx: an id whose row is returned but gets no gradient, as in torch.
-        check: raise a ValueError that names the first bad id. Synchronises, and breaks the graph of torch.compile.
+        check: raise a ValueError that names the first bad id. The check synchronises, and breaks the graph of
+            torch.compile.
         on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. It reads no
             memory and affects no other row. ``"raise"``: as ``check``.
         main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to it in place
@@ -156,7 +158,8 @@ def embedding(
 
 def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
     flat = (ids if hasattr(ids, "reshape") else np.from_dlpack(ids)).reshape(-1)
-    # An int32 id cannot exceed a larger vocabulary, and frameworks disagree about a comparison with such a size.
+    # An int32 id cannot exceed a size of 2^31 or more, and frameworks disagree about a comparison of int32 with such a
+    # size.
     comparable = vocab_size < 1 << 31 or "64" in str(flat.dtype)
     bad = ((flat < 0) | (flat >= vocab_size) if comparable else flat < 0).nonzero()
     tokens = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)
@@ -217,7 +220,7 @@ def embedding_backward(
     return dweight
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -21,9 +21,9 @@ def entropy_mask(
     """Selects the tokens whose entropy is not below a quantile over the call's tokens. A policy loss may be restricted
     to these uncertain tokens.
 
-    A radix select finds the exact quantile on the device, for any number of tokens, and nothing waits for the host. By
-    contrast, ``torch.quantile`` sorts, and takes 16 million tokens at most. The mask does not depend on padding,
-    packing, strides or the backend. The result has no gradient; inputs that require a gradient are treated as detached.
+    A radix select finds the exact quantile on the device, for any number of tokens, and nothing waits for the host.
+    ``torch.quantile`` sorts instead, and takes at most 16 million tokens. The mask does not depend on padding, packing,
+    strides or the backend. The result has no gradient; inputs that require a gradient are treated as detached.
 
     For the quantile of a global batch, gather the padded entropies and masks of all ranks, and use this rank's rows of
     the result.
@@ -31,12 +31,13 @@ def entropy_mask(
     Args:
         entropy: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride; as :func:`logprob` gives.
-        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
-            value. None: all tokens count.
+        mask: of the shape of ``entropy``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
+            may hold any value. None: all tokens count.
         top_quantile: the share of tokens to select, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above
             the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two entropies, this function
-            selects the upper entropy. (torch rounds, so it may select both if they differ only in the last bits.) Equal
-            entropies are selected together; a share of 0 selects the largest. A NaN is larger than any number.
+            selects the upper entropy. (torch rounds the interpolated value, so it may select both entropies if they
+            differ only in the last bits.) Equal entropies are selected together; a share of 0 selects the largest
+            entropy. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 with the shape of ``entropy``: 1 for a token that counts and is selected, else 0. With
         ``PolicySpec(drop_selected=True)``, pass ``selected=1 - entropy_mask(...)``, the tokens that are not selected.
@@ -58,7 +59,7 @@ def entropy_mask(
     return call(COVARIANCE_MASK, (entropy, None, None, mask, cu_seqlens), (ENTROPY, share, 0.0, 0.0, 0.0, 0.0, 0))[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -28,7 +28,7 @@ functions(discounted_returns="object*4, bool, object, int", gae="object*8, int",
 
 
 class GaeResult(NamedTuple, Generic[ArrayT]):
-    """Each is float32 with the shape of ``rewards``."""
+    """The result of :func:`gae` and :func:`vtrace`. Each field is float32 with the shape of ``rewards``."""
 
     advantages: ArrayT
     returns: ArrayT
@@ -67,21 +67,22 @@ def gae(
 ) -> GaeResult[ArrayT]:
     """Generalised advantage estimation, ``A_t = R_t + gamma V_{t+1} - V_t + gamma lam A_{t+1}``, as verl computes it.
 
-    A token whose mask is 0 passes on the next value and the advantage unchanged, so tokens of a tool or of the
-    environment cost no discount. Such a token is not read and may hold NaN. The scan works in chunks of 128 tokens. Its
-    bits are the same padded or packed, in any batch, at any position and stride, and on every backend. Advantages are
-    constants without a gradient; inputs that require a gradient are treated as detached.
+    A token whose mask is 0 passes on the next value and advantage unchanged, so tokens of a tool or of the environment
+    add no discount. A token with mask 0 is not read and may hold NaN. The scan works in chunks of 128 tokens. A
+    sequence has the same bits padded or packed, in any batch, at any position and stride, and on every backend.
+    Advantages are constants without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
-        rewards: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
+        rewards: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` for one sequence or with ``cu_seqlens``; float32,
             last dimension contiguous.
         values: of the shape and dtype of ``rewards``.
-        mask: with that shape, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all tokens count.
+        mask: with the shape of ``rewards``, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all
+            tokens count.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Other
             offsets are a ValueError on the CPU; on a GPU the results of such sequences are NaN.
         gamma, lam: in ``[0, 1]``.
-        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts, which enters the
-            advantages; None: 0.
+        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts; it enters the
+            advantages. None: 0.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl then
         whitens the advantages with :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.
@@ -113,9 +114,10 @@ def discounted_returns(
     Args:
         rewards, mask, cu_seqlens: as for :func:`gae`.
         gamma: in ``[0, 1]``.
-        masked: the rule for a token whose mask is 0. ``"carry"``: it gets and passes on the following sum, without a
-            discount, so turns before a tool's results see the rewards after them (verl since 0.9.1, which writes 0
-            there). ``"reset"``: the sum restarts before such a token, which gets 0 (earlier verl).
+        masked: the rule for a token whose mask is 0. ``"carry"``: the token gets the sum of the next token and passes
+            it on without a discount. Turns before a tool's results then see the rewards after these results. verl does
+            this since 0.9.1, but writes 0 at the token itself. ``"reset"``: the token gets 0, and the sum restarts
+            before it (earlier verl).
     Returns: float32 of the shape of ``rewards``.
     Raises: as :func:`gae`.
     Source: docs/numerics.md, rules 3 and 10; Hu 2025, arXiv:2501.03262.
@@ -144,11 +146,11 @@ def vtrace(
     bootstrap: AnyArray | None = None,
     rollout_nan: RolloutNan = "nan",
 ) -> GaeResult[ArrayT]:
-    """V-trace: value targets and policy-gradient advantages for tokens that another policy sampled.
+    """V-trace: value targets and policy-gradient advantages, for tokens that another policy sampled.
 
     With ``ratio = exp(logprob - rollout_logprob)``, ``rho = min(rho_bar, ratio)`` and ``c = lam min(c_bar, ratio)``:
     ``v_t = V_t + rho_t (R_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})`` and ``A_t = rho_t (R_t + gamma
-    v_{t+1} - V_t)``. Masks and sequences are as for :func:`gae`: the token after t is the next one that counts.
+    v_{t+1} - V_t)``. Masks and sequences are as for :func:`gae`: token t+1 is the next token that counts.
 
     Args:
         rewards, values, mask, cu_seqlens, bootstrap: as for :func:`gae`.
@@ -156,7 +158,7 @@ def vtrace(
             policy and the sampling policy.
         gamma, lam: in ``[0, 1]``.
         rho_bar, c_bar: finite, > 0.
-        rollout_nan: ``"nan"`` passes on a NaN of ``rollout_logprob``; ``"neutral"`` takes the ratio 1 there.
+        rollout_nan: ``"nan"`` passes on a NaN of ``rollout_logprob``; ``"neutral"`` takes the ratio 1 for such a token.
             :func:`mismatch_metrics` counts such tokens in ``nonfinite_fraction``.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns`` are the targets ``v``. A token whose
@@ -185,7 +187,7 @@ def _given(name: str, array: Any) -> Any:
     return array
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_SCAN = Bound(
     lambda scale: 12 * U * (scale + 1e-3),

@@ -30,11 +30,11 @@ class GroupAdvantageStatus(enum.IntFlag):
 
 
 class GroupAdvantageResult(NamedTuple, Generic[ArrayT]):
-    """Each ``[num_sequences]``; None where it was not asked for."""
+    """Each field is ``[num_sequences]``, or None if it was not asked for."""
 
     advantage: ArrayT  # float32
-    mean: ArrayT | Any = None  # float32: what was subtracted
-    std: ArrayT | Any = None  # float32: of the group, or with scale="batch" of the batch
+    mean: ArrayT | Any = None  # float32: the value that was subtracted
+    std: ArrayT | Any = None  # float32: standard deviation of the group; of the batch with scale="batch"
     status: ArrayT | Any = None  # int32, bits of GroupAdvantageStatus
 
 
@@ -45,7 +45,7 @@ _ALONE = {"score": 0, "zero": 1}
 
 
 class _Kind(NamedTuple):
-    """A framework's formula, as the contract's numbers and the arguments' defaults."""
+    """A framework's formula: the contract's numbers and the defaults of the arguments."""
 
     baseline: str = "mean"
     scale: str = "none"
@@ -166,25 +166,28 @@ def group_advantage(
         rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded
             to float32 once. A list gives NumPy arrays.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
-            sequences ``[group_offsets[g], group_offsets[g + 1])``. Other offsets are a ValueError on the CPU; on a GPU
-            groups are cut short and no memory outside is accessed.
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Offsets that break this rule are a ValueError on the
+            CPU; a GPU cuts the groups short and accesses no memory outside the arrays.
         group_ids: ``[num_sequences]``, int32 or int64: sequences with equal ids form a group, in any order.
-        group_size: a number: groups of this size are consecutive. Pass exactly one of these three. Pass none for remax
-            and reinforce_pp, which have no groups, and for areal with a ``scale`` other than ``"group"``.
+        group_size: the size of consecutive groups. Pass exactly one of ``group_offsets``, ``group_ids`` and
+            ``group_size``. Pass none of them for remax and reinforce_pp, which have no groups, and for areal with a
+            ``scale`` other than ``"group"``.
         kind: a name of the table.
-        eps: >= 0, added to a standard deviation before it divides; None: the kind's.
+        eps: >= 0, added to a standard deviation before the division; None: the kind's.
         scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by; None: the kind's. TRL's
             ``scale_rewards``.
-        lengths: ``[num_sequences]``, int32, int64 or float32; for opo alone.
-        baseline: ``[num_sequences]``, as ``rewards``; for remax alone.
-        f_norm: > 0; for gpg alone, otherwise 1.
-        exclude_nan: a NaN reward does not count in its group and gets advantage 0, as in TRL; otherwise its group is
-            NaN. None: the kind's.
-        alone: the advantage of a group of one. ``"score"``: mean 0 and standard deviation 1, as in verl; ``"zero"``.
-            None: the kind's. Kinds without a statistic of the group refuse it. areal keeps the mean of a batch of one.
-        process_group: a group of torch.distributed. The batch is all ranks' sequences in rank order, and results
-            have the bits of one rank with all sequences. Reward groups may span ranks. A rank may have no sequence, but
-            all ranks must call. Reward groups are given by ids, or by a size. The host waits for the device once.
+        lengths: ``[num_sequences]``, int32, int64 or float32; only for opo.
+        baseline: ``[num_sequences]``, as ``rewards``; only for remax.
+        f_norm: > 0; only for gpg, otherwise 1.
+        exclude_nan: True: a NaN reward does not count in its group and gets advantage 0, as in TRL. False: a NaN reward
+            makes the advantages of its group NaN. None: the kind's.
+        alone: the advantage of a group of one. ``"score"``: with mean 0 and standard deviation 1, as in verl;
+            ``"zero"``: 0. None: the kind's. Kinds without a statistic of the group refuse it. areal keeps the mean of a
+            batch of one.
+        process_group: a group of torch.distributed. The batch then holds the sequences of all ranks in rank order.
+            Results have the same bits as on one rank with all sequences. Reward groups may span ranks. A rank may have
+            no sequence, but all ranks must call. Give reward groups by ``group_ids`` or ``group_size``. The host waits
+            for the device once.
         return_stats: also return ``mean``, the subtracted value, and ``std``.
         return_status: also return ``status``, bits of :class:`GroupAdvantageStatus`, for dynamic sampling.
     Returns:
@@ -289,7 +292,7 @@ def _group_size(of: _Kind, kind: str, offsets: Any, ids: Any, size: Any, scale: 
     )
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_ADVANTAGE = Bound(
     lambda scale, expected: 8 * U * (scale + expected + 1e-6),
@@ -299,7 +302,7 @@ _OFF_ADVANTAGE = Bound(
 
 
 def _contract_rows() -> Iterator[Row]:
-    # A group is what a row is of: its members stay together.
+    # Here a row of the contract is a group: its members stay together.
     grouped = OF_TOKENS | {"kind": "scan", "stem": "group_advantage"}
     yield Row("group_advantage", "advantage", "forward", bound=_OFF_ADVANTAGE, **grouped)
 

@@ -72,7 +72,7 @@ def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
 
 
 def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
-    """Bounds of the weight."""
+    """The lower and the upper bound of the weight."""
     high = _positive("upper", upper, or_infinite=True)
     if mode == "truncate":
         if lower is not None:
@@ -211,34 +211,36 @@ def importance_weights(
             contiguous, rows with any stride. These are the trainer's log-probabilities, under its old or current
             policy.
         rollout_logprob: as ``logprob``, from the engine.
-        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
-            value. None: all tokens count.
+        mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
+            may hold any value. None: all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         level: level of the ratio: ``"token"``; ``"sequence"``, the product over the sequence's tokens; ``"geometric"``,
-            their geometric mean.
+            the geometric mean over these tokens.
         mode: ``"truncate"`` limits the weight to at most ``upper``. ``"clip"`` limits it to ``[lower, upper]``.
             ``"mask"`` sets it to 0 outside that range; such a token still counts (use ``rejection`` to reject it).
         upper: > 0; inf: no bound.
         lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
-        log_ratio_clamp: a limit of the ``|log ratio|`` of a token, and of that of a sequence; None: none. The veto, and
-            the sequence sums behind the weights, use the ratio without this limit.
+        log_ratio_clamp: a limit of ``|log ratio|``, for a token and for a sequence; None: no limit. The veto and a
+            sequence's sum of log-ratios use the tokens' ratios without this limit.
         rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio`` and ``seq_mean_ratio`` take ``(lower,
-            upper)`` for the ratio ``pi / mu`` of a token, of a sequence's product, or of its geometric mean. ``upper``
-            alone means ``(1 / upper, upper)``. The other criteria are verl's. Their names combine ``token_``,
-            ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except ``seq_max_k1``. For k2 and
-            k3 the threshold is the largest value. k1 is MINUS the log ratio and takes ``(lower, upper)``, the bounds of
-            exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of ``(0.6, 1.4)`` keeps ratios in [1 /
-            1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not kept.
+            upper)`` for the ratio ``pi / mu`` of a token, the product over a sequence, and the geometric mean over a
+            sequence. ``upper`` alone means ``(1 / upper, upper)``. The other criteria are verl's. Their names combine
+            ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except
+            ``seq_max_k1``. For k2 and k3 the threshold is the largest value. k1 is MINUS the log ratio and takes
+            ``(lower, upper)``, the bounds of exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of
+            ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not
+            kept.
         veto: a sequence is not kept if one token's ratio is below this value.
-        normalize: divide weights by their mean over this call: over tokens with ``"token"``, else over sequences with a
-            token. With a mean of at most 1e-8, the weights are not divided. Rejected tokens count in the mean.
-        return_metrics: also return one vector on the device with statistics: of the weights before ``normalize``, of
-            the ratios before their bounds, and of the rejections.
+        normalize: divide weights by their mean over this call. The mean is over tokens with level ``"token"``, else
+            over sequences that have a token. If the mean is at most 1e-8, the weights are not divided. Rejected tokens
+            count in the mean.
+        return_metrics: also return one vector on the device with statistics of three things: the weights before
+            ``normalize``, the ratios before their bounds, and the rejections.
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects the token if there is a
             criterion. ``"neutral"``: the token's log ratio is 0, so its weight is 1, limited by the bounds.
             ``nonfinite_fraction`` of :func:`mismatch_metrics` counts such tokens.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``: two that differ are
-            refused.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``; an error if they
+            differ.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
@@ -263,7 +265,7 @@ def importance_weights(
     return ImportanceWeights(weights, kept)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_IMPORTANCE = Bound(
     lambda expected, terms: (16 + terms) * U * (expected + 1e-6),

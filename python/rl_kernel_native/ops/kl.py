@@ -52,7 +52,8 @@ def _sum_of_products(call: Any, given: Any, operands: Any, how: Any) -> Any:
 
 
 def _second_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """A backward is linear in d_kl."""
+    """The gradient of a backward with respect to d_kl, in which the backward is linear. Gradients with respect to other
+    arrays are refused."""
     if any(wanted[1:]):
         raise RuntimeError(_NO_SECOND)
     return _sum_of_products(call, given, kept[1:], how[:-2]), None, None, None
@@ -114,7 +115,7 @@ def kl(
     old_logprob: AnyArray | None = None,
     importance_weight: AnyArray | None = None,
 ) -> ArrayT:
-    """An estimate of KL(policy, reference) for every token, for a KL in the reward or for a loss of your own.
+    """An estimate of KL(policy, reference) for every token. Use it for a KL term in the reward, or in your own loss.
 
     With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
     equal the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need
@@ -129,14 +130,14 @@ def kl(
             may hold any value. None: all tokens count.
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).
-        input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond them the gradient is 0. verl's
-            ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls these limits ``kl_input_clamp``
-            and ``kl_clamp``.
-        old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, with the gradient
-            through both factors. With k3 this is the unbiased form of DeepSeek-V3.2, and PolicySpec's
-            ``kl_times_ratio`` at token level.
-        importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a
-            gradient, it gets the weight's gradient. ``logprob`` never gets it.
+        input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond a limit the gradient is 0.
+            verl's ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls these limits
+            ``kl_input_clamp`` and ``kl_clamp``.
+        old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, and the gradient
+            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. At token level it
+            is PolicySpec's ``kl_times_ratio``.
+        importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a gradient,
+            it gets the weight's gradient. No part of the weight's gradient reaches ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
@@ -201,7 +202,7 @@ def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
     old_logprob: Any, importance_weight: Any, *first: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """The description's arrays in their order, the arrays of ``first`` before the others, and the description's
+    """The operator's arrays in the order of its description, with the arrays of ``first`` in front, and the operator's
     numbers."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
@@ -230,7 +231,7 @@ def _numbers(estimator: str, straight_through: bool, kind: int, input_clamp: Any
 _known_numbers = _check.remembered(_numbers)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -26,7 +26,8 @@ _KV_CACHE_APPEND = Operator(
 
 
 def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray, slot_mapping: AnyArray) -> None:
-    """Writes keys and values of new tokens into their slots of a paged cache, in place; :func:`attention` reads it.
+    """Writes keys and values of new tokens into their slots of a paged cache, in place. :func:`attention` reads the
+    cache.
 
     Every layout of vLLM has a view of the shape below. With ``[num_pages, 2, page_size, heads, columns]`` the views are
     ``cache[:, 0]`` and ``cache[:, 1]``; with ``[2, num_pages, ...]`` they are ``cache[0]`` and ``cache[1]``. If K and V
@@ -38,8 +39,8 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
         v: ``[num_tokens, num_heads, columns of v]``, of the dtype of ``k``.
         k_cache: ``[num_pages, page_size, num_heads, columns]``, or ``[num_slots, num_heads, columns]``; of the dtype of
             ``k``, columns contiguous, other strides any. Written in place.
-        v_cache: the same for ``v``, with as many slots in the same pages.
-        slot_mapping: ``[num_slots]``, int32 or int64, of at most ``num_tokens``: token ``t`` goes to slot
+        v_cache: as ``k_cache``, for ``v``; it has the same number of pages and slots.
+        slot_mapping: ``[num_slots]``, int32 or int64, with at most ``num_tokens`` entries. Token ``t`` goes to slot
             ``slot_mapping[t]``, which is ``page * page_size + place in the page``. -1 skips the token, and tokens after
             the last entry are skipped. A slot out of range is a ValueError on the CPU, before anything is written; a
             GPU skips it. If several tokens have the same slot, the slot may get any of these tokens.
@@ -63,7 +64,7 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
     _call.call(_KV_CACHE_APPEND, (k, v, k_cache, v_cache, slot_mapping), ())
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -75,29 +75,31 @@ def linear(
     then rounded once. In torch, ``x``, ``weight`` and ``bias`` have derivatives of any order. An incoming gradient is
     first rounded to the dtype of ``x``. The gradient is copied if autograd passes it expanded or transposed, as in
     ``y.sum().backward()``. Under ``torch.autocast``, operands are cast as for ``torch.nn.functional.linear``. In a
-    column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but its gradient in ``x``
-    does not. Products are fastest on sm_90 where rows begin at multiples of 16 bytes: others are copied, from 256 rows
-    and columns on, up to 256 MiB at a time. Up to 256 rows, only ``x`` is copied for ``y``.
+    column-parallel layer (docs/linear.md), ``y`` has the same bits for any number of ranks, but the gradient of ``x``
+    does not. On sm_90, products are fastest if rows of operands begin at multiples of 16 bytes. Other operands are
+    copied, about 256 MiB at a time, if the result has at least 256 rows and 256 columns. For a ``y`` of up to 512 rows
+    (256, if rows of ``weight`` begin at odd elements), only ``x`` is copied.
 
     Args:
         x: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
         weight: ``[out_features, in_features]``, with the dtype of ``x``; each row is contiguous, with any stride
             between rows.
         bias: ``[out_features]``, with the dtype of ``x`` or float32; contiguous.
-        k_segments: 1, 2, 4 or 8: the number of equal segments of ``in_features`` that are summed separately and then by
-            a tree. A layer over as many ranks then has the same bits. ``in_features`` must be a multiple of ``16 *
-            k_segments``.
-        out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: that of
-            ``x``.
-        engine: ``"native"`` uses this library's own kernels only. ``"auto"`` may also use cuBLASLt, for products with a
-            record for this GPU and the installed cuBLASLt. The record says that cuBLASLt computes the same bits in less
-            time.
+        k_segments: 1, 2, 4 or 8: the number of equal segments of ``in_features``. Each segment is summed separately,
+            and a tree adds the segments. A layer split over up to ``k_segments`` ranks then has the same bits.
+            ``in_features`` must be a multiple of ``16 * k_segments``.
+        out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: the
+            dtype of ``x``.
+        engine: ``"native"`` uses this library's own kernels only. ``"auto"`` may also use cuBLASLt, but only for
+            recorded products. Such a record says that, on this GPU, the installed cuBLASLt computes the same bits in
+            less time.
         main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
             ``weight`` to it in place, block by block. ``weight`` itself gets no gradient, so hooks on ``weight`` see
-            none. Each backward that asks for the gradient of ``weight`` adds it once: ``backward(inputs=[x])`` and
-            ``torch.autograd.grad(y, x)`` write nothing, and ``torch.autograd.grad(y, weight)`` is an error. Not
-            supported with a frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``. Micro-batches of
-            multiples of 8192 rows give the bytes of the whole batch.
+            none. Each backward that asks for the gradient of ``weight`` adds it once. ``backward(inputs=[x])`` and
+            ``torch.autograd.grad(y, x)`` write nothing to ``main_grad``, and ``torch.autograd.grad(y, weight)`` is an
+            error. Not supported with a frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``.
+            If every micro-batch has a multiple of 8192 rows, ``main_grad`` has the bytes of one call on the whole
+            batch.
         weight_grad_dtype: the dtype of the gradient of ``weight``; default: the dtype of ``weight``. float32 needs a
             torch version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
@@ -166,7 +168,7 @@ def linear_weight_grad(
         main_grad: float32 ``[out_features, in_features]``, to which the blocks are added in place.
         out_dtype: the dtype of ``dy`` (default) or float32; the dtype of ``main_grad`` or ``out`` if one is given.
         engine: as for :func:`linear`.
-        out: array for the result; not together with ``main_grad``.
+        out: array for the result; it cannot be given together with ``main_grad``.
     Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself if given.
     Raises: as :func:`linear`; BufferError if the array to write is read-only.
     Source: docs/numerics.md, rules 1 and 9.
@@ -202,7 +204,8 @@ def linear_bias_grad(dy: ArrayT, *, out_dtype: DType = None) -> ArrayT:
     Args:
         dy: ``[..., out_features]``, float32, bfloat16 or float16; last dimension contiguous.
         out_dtype: the dtype of ``dy`` (default) or float32.
-    Returns: ``dbias``, ``[out_features]``, summed in groups of 64 rows, trees over 128 groups and blocks of 8192 rows.
+    Returns: ``dbias``, ``[out_features]``: sums over groups of 64 rows, added by trees over 128 groups, then over
+        blocks of 8192 rows.
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 9.
 
@@ -227,13 +230,14 @@ def linear_partial(
     """A rank's share of :func:`linear` if ``in_features`` is split over ranks; :func:`tree_sum` adds all shares.
 
     Args:
-        x_shard: ``[..., shard]``, the columns of ``num_segments`` segments, from segment ``first_segment`` on.
+        x_shard: ``[..., shard]``, the columns of ``x`` in ``num_segments`` segments, from segment ``first_segment`` on.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
-        k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. This number
-            decides bits, so it must be the same in every engine that runs the layer.
-        first_segment, num_segments: whole subtrees: ``num_segments`` is a power of two and divides ``first_segment``.
-            The shard's number of columns is a multiple of ``16 * num_segments``, unless the layer has one segment.
-        engine, main_grad, weight_grad_dtype: as for :func:`linear`, for the shard.
+        k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. The bits depend
+            on this number, so every engine that runs the layer must use the same one.
+        first_segment, num_segments: the shard's segments, which form a whole subtree: ``num_segments`` is a power of
+            two and divides ``first_segment``. If ``k_segments`` is above 1, the shard's number of columns is a multiple
+            of ``16 * num_segments``.
+        engine, main_grad, weight_grad_dtype: as for :func:`linear`; they apply to the shard.
     Returns: the subtree's sum before bias and rounding, ``[..., out_features]`` float32. Differentiable (torch).
     Raises: as :func:`linear`.
     Source: docs/numerics.md, rule 2.
@@ -257,7 +261,7 @@ def linear_partial(
 
 
 def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype: DType = None) -> ArrayT:
-    """The whole result from the shares of :func:`linear_partial`, with the bits of :func:`linear` with ``k_segments``
+    """Adds the shares of :func:`linear_partial`. The result has the bits of :func:`linear` with the same ``k_segments``
     on one rank.
 
     Args:
@@ -280,7 +284,7 @@ def tree_sum(parts: Sequence[ArrayT], *, bias: AnyArray | None = None, out_dtype
     return _call.call(TREE_SUM, arrays, (code, len(found)))[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -24,7 +24,7 @@ __all__ = ["CrossEntropy", "CrossEntropyAccuracy", "linear_cross_entropy", "line
 
 
 class CrossEntropy(NamedTuple, Generic[ArrayT]):
-    """The ``loss``, and the ``z_loss`` that it includes: the same reduction of ``z_loss * lse**2``, without a
+    """The ``loss``, and the part of it that is the ``z_loss``: ``z_loss * lse**2`` reduced like the loss, without a
     gradient."""
 
     loss: ArrayT
@@ -32,8 +32,9 @@ class CrossEntropy(NamedTuple, Generic[ArrayT]):
 
 
 class CrossEntropyAccuracy(NamedTuple, Generic[ArrayT]):
-    """``loss``; ``token_accuracy``, the same reduction of 1 for each row whose target is the first of its largest
-    logits; and the z-loss, with ``return_z_loss``. Token accuracy and z-loss have no gradient."""
+    """The ``loss``, the ``token_accuracy``, and with ``return_z_loss`` the z-loss. A row counts 1 in ``token_accuracy``
+    if its target has the largest logit and the lowest id among equal logits. Token accuracy and z-loss have no
+    gradient."""
 
     loss: ArrayT
     token_accuracy: ArrayT
@@ -124,13 +125,13 @@ def linear_cross_entropy(
     vocab_size: int | None = None,
     dh_segments: int = 1,
 ) -> Any:
-    """Cross-entropy of a head without its logits in memory: ``z_loss * lse**2 - logprob`` of each scored row. Rows are
-    summed over each sequence as in :func:`sequence_logprob`, then over sequences, and then divided. Differentiable
-    (torch).
+    """Cross-entropy of an LM head, without all logits in memory at a time. The loss of a scored row is ``z_loss *
+    lse**2 - logprob``. Rows are summed over each sequence as in :func:`sequence_logprob`, then over sequences; the sum
+    is divided by ``denominator``. Differentiable (torch).
 
-    A loss has the same bits padded and packed, and with any padding on the right. With a given ``denominator``, a row's
-    gradients have the same bits for any split of the rows into micro-batches and ranks. ``main_grad`` has the same bits
-    if every micro-batch but the last is a multiple of 8192 rows.
+    The loss has the same bits padded and packed, and with any padding on the right. With a given ``denominator``, a
+    row's gradients have the same bits for any split of the rows into micro-batches and ranks. ``main_grad`` has the
+    same bits if every micro-batch except the last has a multiple of 8192 rows.
 
     With a ``token_weight`` w, a row's loss is multiplied by w, and the mean divides by the sum of w over the scored
     rows. Under ``label_smoothing`` e, a row's loss is ``(1 - e) * (lse - z_target) + e * (lse - mean(z)) + z_loss *
@@ -138,31 +139,33 @@ def linear_cross_entropy(
     columns.
 
     Args:
-        hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target`` is
-            positions; those before it are sequences.
-        reduction: ``"mean"`` divides the sum by ``denominator``, or by the number of scored rows; ``"sum"``; ``"none"``
-            returns each row. A row is scored if its target is not ``ignore_index`` and ``loss_mask`` includes it.
+        hidden, weight, target and the other options: as for :func:`linear_logprob`. The last dimension of ``target``
+        counts positions; the dimensions before it count sequences.
+        reduction: ``"mean"`` divides the sum by ``denominator``, or by the number of scored rows; ``"sum"`` returns the
+            sum; ``"none"`` returns each row's loss. A row is scored if its target is not ``ignore_index`` and
+            ``loss_mask`` includes it.
         label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
             of its row infinite. Forward then keeps some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
-        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. The
-            divisor is a number > 0, or one element on the device, float32, int32 or int64. An element of 0 gives loss 0
-            and gradients 0; a negative, subnormal, infinite or NaN element gives NaN (:class:`DenominatorStatus`).
+        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. It is
+            a number > 0, or an array of one element on the device, float32, int32 or int64. An element of 0 gives loss
+            0 and gradients 0; a negative, subnormal, infinite or NaN element gives NaN (:class:`DenominatorStatus`).
             None: the number of scored rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
-            ``target``; tokens behind the last sequence do not count, and their rows may hold any value.
+            ``target``; tokens after the last sequence do not count, and their rows may hold any value.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
-            Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor
-            follows the rules of a ``denominator`` on the device: weights whose sum is 0 give loss 0, and a negative,
-            subnormal, infinite or NaN sum gives NaN. A weight of 0 takes an infinite row out; a NaN stays.
-        return_z_loss: return a :class:`CrossEntropy`, for a log; needs a ``z_loss``.
+            Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor is
+            the sum of the weights. Like a ``denominator`` on the device, a sum of 0 gives loss 0, and a negative,
+            subnormal, infinite or NaN sum gives NaN. A weight of 0 removes a row whose loss is infinite, but not a row
+            whose loss is NaN.
+        return_z_loss: return a :class:`CrossEntropy`, so that the z-loss can be logged; ``z_loss`` must not be 0.
         return_token_accuracy: return a :class:`CrossEntropyAccuracy`. A row counts 1 if its target has the largest
-            logit (of several largest, the lowest id counts), else 0; a row with a NaN or an infinity counts 0.
-            ``"mean"`` gives the share of the scored rows, with ``denominator`` and ``token_weight`` as for the loss.
-            ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. Forward then keeps some rows of
-            the logits in the workspace and reads them twice.
-    Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored are 0, and a loss over
-        no rows is 0. A bad row (:class:`LogprobStatus`) makes the loss NaN.
+            logit (the lowest id among equal largest logits), else 0; a row with a NaN or an infinity counts 0.
+            ``"mean"`` gives the share of the scored rows that count 1, with ``denominator`` and ``token_weight`` as for
+            the loss. ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. Forward then keeps
+            some rows of the logits in the workspace and reads them twice.
+    Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored have loss 0, and a call
+        without scored rows has loss 0. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.
     Source: docs/numerics.md, rules 9 and 10; z-loss: Chowdhery et al. 2022, arXiv:2204.02311, section 5.
 
@@ -209,7 +212,7 @@ def linear_cross_entropy(
     hits: Any = None
     if wanted & LARGEST:
         found, largest = found
-        # A bad row has the id -1, and a bad target may be -1 too.
+        # A bad row has -1 as its largest id, and a bad target may be -1 too.
         is_hit = (largest == target) & (largest >= 0) & (target != ignore_index)
         hits = is_hit.to(found.lse.dtype) if _dispatch.is_tensor(is_hit) else is_hit.astype("float32")
     shape = tuple(found.logprob.shape)
@@ -221,7 +224,7 @@ def linear_cross_entropy(
     squares: Any = None
     if z_loss:
         lse = found.lse
-        # The sum is an operator, so that a compiler cannot contract it with the product.
+        # An operator computes the sum, so a compiler cannot fuse the sum with the product into one multiply-add.
         squares = (lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss
         losses = tree_sum([squares, losses])
     reduce = functools.partial(_reduced, reduction, shape, target != ignore_index, cu_seqlens)
@@ -245,7 +248,7 @@ def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominat
     if reduction == "none":
         return rows
     sums, counts = sequence_logprob(rows.reshape(shape), scored.reshape(shape), cu_seqlens)
-    # len() would turn a symbol into a number.
+    # len() would turn a symbolic size of a trace into a number.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
 
@@ -263,8 +266,9 @@ def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
 
 
 def _in_sequences(target: Any, cu_seqlens: Any, ignore_index: Any) -> Any:
-    """The target with ``ignore_index`` behind the last sequence, where rows may hold any value. Otherwise zero times a
-    NaN of such a row would enter the gradient of the weight. :func:`sequence_logprob` refuses bad cuts by name."""
+    """The target with ``ignore_index`` after the last sequence, where rows may hold any value. Otherwise zero times a
+    NaN of such a row would enter the gradient of the weight. Bad offsets pass: :func:`sequence_logprob` refuses them
+    later with an error that names them."""
     if type(cu_seqlens) is not type(target) or len(_check.shape_of(cu_seqlens)) != 1 or not cu_seqlens.shape[0]:
         return target
     if len(_check.shape_of(target)) != 1 or str(cu_seqlens.dtype).removeprefix("torch.") not in ("int32", "int64"):
@@ -277,7 +281,8 @@ def _in_sequences(target: Any, cu_seqlens: Any, ignore_index: Any) -> Any:
 
 
 def _weighted(rows: Any, weights: Any) -> Any:
-    """Rows times their weights. A weight of 0 takes an infinite row out, as in the other losses; a NaN stays."""
+    """Rows times their weights. A weight of 0 removes an infinite row, as in the other losses, but not a row that is
+    NaN."""
     if rows is None:
         return None
     if _dispatch.is_tensor(rows):
@@ -287,19 +292,20 @@ def _weighted(rows: Any, weights: Any) -> Any:
 
 
 def _scalar(one: Any) -> Any:
-    """One element that is not a view of an operator's output: in-place changes of views drop the hooks that FSDP2
-    sets."""
+    """The element as an array of its own, not a view of an operator's output. An in-place change of a view would drop
+    the hooks that FSDP2 sets."""
     return one.sum() if _dispatch.is_tensor(one) else one.reshape(())
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
-    """The sum over its divisor: 0 if the divisor is 0, NaN if it is negative, subnormal, infinite or NaN. Nothing
-    waits for a device."""
+    """The sum divided by its divisor. The result is 0 if the divisor is 0, and NaN if the divisor is negative,
+    subnormal, infinite or NaN. Nothing waits for a device."""
     divisor = _divisor(denominator, total, counts)
     if denominator is None or _check.is_number(denominator):
         return total / divisor
     nothing, sound = divisor == 0, is_divisor(divisor)
-    # Selects before and after the quotient, because the gradient also passes through the branch that is not chosen.
+    # The operands are selected before the division, because the gradient also passes through the branch that is not
+    # chosen.
     if _dispatch.is_tensor(total):
         return total.masked_fill(nothing, 0.0) / divisor.masked_fill(~sound, math.nan).masked_fill(nothing, 1.0)
     xp = getattr(total, "__array_namespace__", lambda: np)()
@@ -308,8 +314,8 @@ def _mean(total: Any, denominator: Any, counts: Any) -> Any:
 
 
 def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
-    """The divisor in float32 on the device. With a divisor on the host, torch on a GPU would multiply by the divisor's
-    inverse."""
+    """The divisor in float32 on the device. With a divisor on the host, torch on a GPU would multiply by its inverse,
+    which gives other bits."""
     array, number = _check.denominator(denominator)
     if _dispatch.is_tensor(total):
         if denominator is None:
@@ -346,7 +352,7 @@ def _one_element(denominator: Any, *dtypes: str) -> Any:
     return denominator
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_CROSS_ENTROPY = Bound(
     lambda terms, scale, carried: carried + (34 + terms / 1024) * U * scale + 1e-30,

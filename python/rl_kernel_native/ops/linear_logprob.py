@@ -135,49 +135,50 @@ def linear_logprob(
 
     Args:
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
-            with ``target == ignore_index`` are never read, and neither are rows that ``loss_mask`` excludes.
+            with ``target == ignore_index``, and rows that ``loss_mask`` excludes, are never read.
         weight: ``[vocab_size, in_features]``, with the dtype of ``hidden``; each row is contiguous, with any stride
-            between rows. All its numbers, padding included, must be finite if gradients are wanted, because unused
-            columns enter backward's products as zeros.
+            between rows. If gradients are wanted, all its numbers must be finite, even those of padding rows: backward
+            multiplies them by zero.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, with the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded once to this dtype.
         temperature, softcap, logit_scale, ignore_index, valid_vocab, canonical_vocab, kept, check, on_bad_id, exp: as
-            for :func:`logprob`, and so are the flags that begin with ``return``.
-        loss_mask: ``[...]``, any mask (docs/tokens.md) in the framework of ``target``. Where it is zero, every output
-            and every gradient is 0, as for a target of ``ignore_index``.
+            for :func:`logprob`. The flags that begin with ``return`` are also as for :func:`logprob`.
+        loss_mask: ``[...]``, any mask (docs/tokens.md) in the framework of ``target``. If a row's mask is zero, its
+            outputs and gradients are 0, as for a target of ``ignore_index``.
         lora_a, lora_b: both or neither: ``[rank, in_features]`` and ``[vocab_size, rank]``, with the dtype of
-            ``hidden``; each row is contiguous, with any stride between rows. The sum of ``hidden @ weight.T`` continues
-            over the products of ``u`` and ``lora_b``, before bias and rounding. Here ``u = lora_scale * hidden @
-            lora_a.T`` is rounded to the dtype of ``hidden``. On sm_90, a rank that is a multiple of 8 is fastest, with
-            rows of ``lora_b`` at multiples of 16 bytes.
+            ``hidden``; each row is contiguous, with any stride between rows. First, ``u = lora_scale * hidden @
+            lora_a.T`` is rounded to the dtype of ``hidden``. The products of ``u`` and ``lora_b`` are then added to the
+            sum of ``hidden @ weight.T``, one by one, before bias and rounding. On sm_90, a LoRA rank that is a multiple
+            of 8 is fastest, with rows of ``lora_b`` at multiples of 16 bytes.
         lora_scale: a finite number, not a tensor: usually alpha / rank.
-        weight_grad: with False, ``weight`` gets no gradient even if it requires one, and backward saves one product.
-            Use it to train only ``lora_a`` and ``lora_b``.
+        weight_grad: with False, ``weight`` gets no gradient even if it requires one, and backward computes one product
+            less. Use it to train only ``lora_a`` and ``lora_b``.
         main_grad: float32 ``[vocab_size, in_features]``; backward adds the gradient of ``weight`` to it in place, as in
             :func:`linear`.
-        workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. More is
-            faster, up to a point; results do not change by a bit. Default: 256 MiB, and as much more as the call needs
-            (docs/linear.md); :func:`workspace_stats` says what calls took. A gradient of ``weight`` in its own dtype
-            over more than 8192 rows needs float32 sums. These sums take 4 ``in_features`` bytes times the smaller of
-            rows and vocabulary; with ``main_grad`` none are needed. Forward raises an error if backward needs more than
-            the given number. On sm_90, two kinds of hidden states are copied, 8192 rows at a time: those with two
-            strides, such as ``hidden[:, :-1]``, and rows not aligned to 16 bytes. The CPU backend allocates its own
-            memory, 64 MiB if possible.
+        workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. A larger
+            workspace is faster, up to a point, and changes no bit of the results. Default: 256 MiB, or more if the call
+            needs more (docs/linear.md). :func:`workspace_stats` says how much memory calls took. A gradient of
+            ``weight`` in its own dtype over more than 8192 rows needs float32 sums. These sums take 4 ``in_features``
+            bytes times the smaller of rows and vocabulary. With ``main_grad``, backward needs no such sums. Forward
+            raises an error if backward would need more than the given number. On sm_90, hidden states are copied, 8192
+            rows at a time, if their rows have two strides, as in ``hidden[:, :-1]``, or are not aligned to 16 bytes.
+            The CPU backend allocates its own memory, 64 MiB if possible.
         process_group: a group of torch.distributed with 1, 2, 4 or 8 ranks, over which the vocabulary is split in rank
             order. Every rank passes the same ``hidden``, ``target`` and ``lora_a``, and its own rows of ``weight``,
-            ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and all get the result, with the bits of one
-            rank that has the whole vocabulary. Whatever ``dh_segments`` is, each rank gets a share of
+            ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and every rank gets the result, with the bits
+            of one rank that has the whole vocabulary. For any ``dh_segments``, each rank gets only its share of
             ``lora_a``'s gradient: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
-        vocab_start: global id of the weight's first row; it must be a cut of docs/numerics.md, rule 5 (equal shards if
-            the vocabulary is a multiple of 64).
+        vocab_start: global id of the weight's first row. It must be one of the cuts that docs/numerics.md, rule 5,
+            allows (equal shards if the vocabulary is a multiple of 64).
         vocab_size: number of columns on all ranks together. Default, without a group: the rows of ``weight``.
-        dh_segments: with 1, the gradient of ``hidden`` is one sum over the columns of ``weight``. Over ranks it is a
-            rank's own share, as in a column-parallel layer: add the shares by an all-reduce; the bits then depend on
-            the number of ranks. With 8, the gradient is a tree over the vocabulary's eight parts, with the same bits on
-            1, 2, 4 or 8 ranks. All ranks already have the whole gradient: do not add. With a group, backward is then a
-            collective, like forward. This takes float32 copies of ``hidden`` from the workspace: 4 on one rank, and 2,
-            1 and none on 2, 4 and 8 ranks. With LoRA, the gradient of ``u`` is rounded once per part.
+        dh_segments: with 1, the gradient of ``hidden`` is one sum over the vocabulary. With a group, each rank then
+            gets its own share, as in a column-parallel layer: add the shares by an all-reduce. The bits of the total
+            depend on the number of ranks. With 8, the gradient is a tree sum over the vocabulary's eight parts, with
+            the same bits on 1, 2, 4 or 8 ranks. Every rank already gets the whole gradient, so do not add the ranks'
+            gradients. With a group, backward is then a collective, like forward. A value of 8 takes float32 copies of
+            ``hidden`` from the workspace: 4 copies on one rank, 2 on 2 ranks, 1 on 4 ranks and none on 8 ranks. With
+            LoRA, the gradient of ``u`` is rounded once per part.
     Returns: as :func:`logprob`.
     Raises: as :func:`logprob` and :func:`linear`; ValueError for a ``workspace_bytes`` that is too small. The error
         names the number of bytes needed.
@@ -205,9 +206,9 @@ def head_rows(
     workspace_bytes: Any, process_group: Any, vocab_start: Any, vocab_size: Any, dh_segments: Any,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """The outputs of :func:`linear_logprob` in ``wanted``. ``LARGEST``, beside other outputs, adds the lowest id of
-    each row's largest logits, int64, at the end. Under ``label_smoothing``, log-probabilities are smoothed; ``wanted``
-    must then be ``LOGPROB`` and ``LSE``."""
+    """The outputs of :func:`linear_logprob` whose bits are set in ``wanted``. The bit ``LARGEST``, beside bits of other
+    outputs, adds one more output at the end: the lowest id of each row's largest logits, int64. With
+    ``label_smoothing``, log-probabilities are smoothed; ``wanted`` must then be ``LOGPROB`` and ``LSE``."""
     if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):
@@ -252,8 +253,8 @@ def head_rows(
 
 
 class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`linear_logprob_pair`: for each head the outputs that were asked for, and None for the other
-    outputs."""
+    """The result of :func:`linear_logprob_pair`: for each head, the outputs that the caller asked for, and None for the
+    other outputs."""
 
     logprob: ArrayT
     ref_logprob: ArrayT
@@ -267,7 +268,7 @@ class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
     ref_status: ArrayT | Any = None
 
 
-# A trace that reads __kwdefaults__ takes the numbers in it for arrays.
+# The names are read here, not in a trace: a trace that reads __kwdefaults__ takes its numbers for arrays.
 _OPTIONS = frozenset(linear_logprob.__kwdefaults__ or {})
 
 
@@ -297,10 +298,11 @@ def linear_logprob_pair(
 
     Args:
         hidden, weight, bias, lora_a, lora_b, lora_scale: the policy's operands, as for :func:`linear_logprob`.
-        ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: those of the reference.
-            ``in_features``, rank and dtype may differ from the policy's; with ``valid_vocab``, so may the padding of
-            the vocabulary. A policy with LoRA and its base model as the reference share ``weight``.
-        target, loss_mask, ignore_index: of both.
+        ref_hidden, ref_weight, ref_bias, ref_lora_a, ref_lora_b, ref_lora_scale: the reference's operands. Their
+            ``in_features``, LoRA rank and dtype may differ from the policy's; with ``valid_vocab``, the padding of the
+            vocabulary may also differ. If the policy has LoRA and the reference is its base model, both may use the
+            same ``weight``.
+        target, loss_mask, ignore_index: shared by policy and reference.
         ref_grad: whether the reference's operands get gradients. With False they are constants, even if they require
             gradients.
         weight_grad, main_grad: the options of the policy's weight. With ``ref_grad``, the reference's weight gets its
@@ -367,14 +369,15 @@ def linear_logprob_partial(
     lora_scale: float = 1.0,
     workspace_bytes: int | None = None,
 ) -> ArrayT:
-    """:func:`logprob_partial` for one shard of a head. ``weight_shard`` has rows of a head of ``vocab_size``, from row
-    ``vocab_start`` on. ``bias`` and ``lora_b`` have the same rows, and ``lora_a`` is whole. Then :func:`logprob_merge`
-    computes results from the statistics of all shards, with the bits of :func:`linear_logprob` on the whole head. With
-    ``torch.distributed``, and for gradients, use ``process_group`` of :func:`linear_logprob`, which does both.
+    """:func:`logprob_partial` for one shard of an LM head. ``weight_shard`` holds rows of a weight with ``vocab_size``
+    rows, from row ``vocab_start`` on. ``bias`` and ``lora_b`` have the same rows, and ``lora_a`` is whole. From the
+    statistics of all shards, :func:`logprob_merge` then computes results with the bits of :func:`linear_logprob` on the
+    whole weight. With ``torch.distributed``, or if you need gradients, use ``process_group`` of :func:`linear_logprob`
+    instead: it computes and merges the shards.
 
     Args: as for :func:`linear_logprob` and :func:`logprob_partial`.
     Returns: ``[..., 5]`` float32, as :func:`logprob_partial`.
-    Raises: as :func:`linear_logprob`; ValueError if a shard is not whole parts of the vocabulary.
+    Raises: as :func:`linear_logprob`; ValueError if a shard does not consist of whole parts of the vocabulary.
     Source: docs/numerics.md, rules 1, 4 and 5.
     Example:
         >>> hidden, head, target = torch.randn(2, 32), torch.randn(512, 32), torch.tensor([3, 300])
@@ -437,7 +440,7 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     return xp.where(loss_mask != 0, target, ignored if is_torch else xp.full_like(target, ignored))
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_HEAD_ENTROPY = Bound(
     lambda max_abs_z: 2 * of_head(max_abs_z), f"2 * {OF_HEAD}", "lse and the mean of z, each off like a log-probability"
@@ -482,8 +485,8 @@ _OFF_HEAD_DLOGITS = Bound(
 
 
 def _carried(of: Bound) -> Bound:
-    """The bound for sums of products with logit gradients, which have their own errors. ``of`` is the bound of the
-    sum."""
+    """The bound for sums of products whose factors are logit gradients, which have errors of their own. ``of`` is the
+    bound of the sum alone."""
     first, *_ = of.facts
     if first == "rows":
         return Bound(

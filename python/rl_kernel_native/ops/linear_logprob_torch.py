@@ -1,4 +1,5 @@
-"""What the engine does not know of linear_logprob: a vocabulary over ranks, and masks of targets."""
+"""Parts of linear_logprob that the engine's description does not cover: a vocabulary split over ranks, and masks of
+targets."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class Shard(NamedTuple):
         )
 
     def gradients(self, call: Any, main_grad: Any, arrays: Any, how: Any, needs: Any) -> Any:
-        """Gradients of the operands. The gradient of hidden is this rank's share, or with segments the tree over all
-        ranks."""
+        """Gradients of the operands. The gradient of hidden is this rank's share; if dh_segments is above 1, it is the
+        tree sum over all ranks."""
         if call is not straight:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         prepare(arrays[0])
@@ -52,8 +53,8 @@ class Shard(NamedTuple):
 def shard_of(
     head: tuple[Any, ...], arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any
 ) -> Shard | None:
-    """This rank's shard, or None if the weight has every column. Every rank checks that it has the parts of its place
-    in the group, so that no part is missing or repeated."""
+    """This rank's shard, or None if the weight has every column. Every rank checks that its columns are the parts that
+    belong to its rank in the group. No part is then missing or repeated."""
     if group is not None and not is_direct(*head, *arguments):
         raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
     weight = head[1]
@@ -85,7 +86,7 @@ def shard_of(
     cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
     if (
         len({*cuts}) <= ranks
-    ):  # every rank raises an error; otherwise the others would wait for the rank without columns
+    ):  # every rank raises the error; otherwise ranks with columns would wait for the rank without columns
         raise ValueError(
             f"process_group: expected columns for each of {ranks} ranks, got a vocabulary of {canonical}, whose cuts "
             f"are {cuts}"
@@ -126,7 +127,7 @@ def contiguous(target: Tensor) -> Tensor:
 
 
 def before(target: Tensor, cu_seqlens: Tensor) -> Tensor | None:
-    """Which rows of the target are before the last cut; None for cuts that a later check refuses."""
+    """Which rows of the target are before the last offset; None for offsets that a later check refuses."""
     if cu_seqlens.layout != torch.strided or cu_seqlens.device != target.device:
         return None
     return torch.arange(target.shape[0], device=target.device) < cu_seqlens[-1]

@@ -1,6 +1,6 @@
 """linear_logprob as descriptions of its forward and its backward.
 
-There is no second derivative and no tangent: asking for a tangent is an error.
+linear_logprob has no second derivative and no tangent: asking for either is an error.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ LARGEST = 32  # a bit of `returns`, after the bits of logprob's outputs: the lar
 
 
 def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """The operands of a head, with the options of logprob and of the head in the extension's form."""
+    """The arguments of a call: the operands of the LM head, the options of logprob, and the options of the head."""
     return head, joined(rows, how), how[6:13]
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, an eager call has a shard of the vocabulary or None. Then lse is an output
-    like the others; otherwise it is always there."""
+    """In addition to the schema's options, an eager call has a shard of the vocabulary or None. An eager call returns
+    lse only if asked; other calls always return lse."""
     returns, shard, *_ = (how[13] | 2, None) if len(how) == 14 else how[13:]
     called = _called(arrays[:6], arrays[6:], how)
     found = _C.linear_logprob(*called, returns, *tail) if shard is None else shard.forward(*called, returns)
@@ -61,7 +61,8 @@ def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, pl
 
 
 def bits(needs: Any) -> int:
-    """Bits of a number that say which operands get a gradient; in a list, vmap would look for batches."""
+    """One number whose bits say which operands get a gradient. It is not a list, because vmap would look for batches in
+    a list."""
     return sum(bool(need) << i for i, need in enumerate(needs))
 
 
@@ -93,7 +94,8 @@ def _no_second(*_: Any) -> Any:
 
 
 def _flops(hidden: Any, weight: Any, lora_a: Any, needs: Any) -> int:
-    """Two per product: the products of the logits, which a backward computes again, and of the wanted gradients."""
+    """Two operations per multiplication, in the products of the logits, which a backward computes again, and in the
+    products of the wanted gradients."""
     columns, features = weight
     rank = 0 if lora_a is None else lora_a[0]
     of_hidden, of_weight, _, of_a, of_b = needs

@@ -69,19 +69,20 @@ def linear_sample(
 
     Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
     and any workspace. Without ``top_k`` and ``min_p``, the log-probability equals ``linear_logprob(hidden, weight, ids,
-    bias=bias, temperature=temperature, logits_dtype=...)``. That function's logits are float32 by default. There is no
-    derivative. Under ``torch.autocast`` operands are cast as for :func:`linear`.
+    bias=bias, temperature=temperature, logits_dtype=...)``. Pass the same ``logits_dtype``, because the defaults of the
+    two functions differ. There is no derivative. Under ``torch.autocast`` operands are cast as for :func:`linear`.
 
     Args:
         hidden: ``[num_rows, in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous.
         weight: ``[vocab_size, in_features]``, of the dtype of ``hidden``; each row is contiguous, with any stride
             between rows; at most 2^19 rows.
-        seed, sample_id, position: as for :func:`sample`; each a number, or ``[num_rows]``.
+        seed, sample_id, position: as for :func:`sample`; each is a number, or an array ``[num_rows]``.
         bias: ``[vocab_size]``, of the dtype of ``hidden`` or float32; contiguous.
         temperature, min_p, greedy, valid_vocab, return_logprob, exp: as for :func:`sample`.
         top_k: as for :func:`sample`, at most 64; a row that asks for more has ``SampleStatus.BAD_PARAMETER``.
         logits_dtype: dtype to which the logits are rounded: the dtype of ``hidden`` (default) or float32.
-        workspace_bytes: limit of the workspace. A larger workspace holds more rows at a time; no bit depends on it.
+        workspace_bytes: limit of the workspace. A larger workspace holds more rows at a time and changes no bit of the
+            results.
     Returns:
         :class:`SampleResult` with ids, log-probabilities and status; the most probable tokens and the kept sets are
         None.
@@ -108,7 +109,7 @@ def linear_sample(
     return SampleResult(ids, logprob, raw_logprob, None, None, None, None, None, None, status)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

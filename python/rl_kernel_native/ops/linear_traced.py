@@ -1,5 +1,5 @@
-"""linear's functions as descriptions. Each product is linear in either operand, so the products are each other's
-derivatives."""
+"""linear's functions as descriptions. Each product is linear in each of its operands, so the derivatives of a product
+are other products of this module."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
 
 
 def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
-    """The engine and the unit of a backward. A backward uses its forward's unit in any context; a compiled forward used
-    ieee."""
+    """The engine and the unit of a backward. A backward always uses the unit of its forward, whatever ``rk.arithmetic``
+    selects by then; a compiled forward used ieee."""
     allow_vendor, unit = engine
     return allow_vendor, IEEE if unit == AS_CALLED else unit
 
@@ -48,7 +48,7 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
-    """dbias, by default in float32, which autograd rounds to the dtype of the bias."""
+    """dbias, by default in float32; autograd then rounds it to the dtype of the bias."""
     return call(BIAS_GRAD, (dy,), (dtype or _FLOAT32,))[0]
 
 
@@ -77,7 +77,7 @@ def _weight_grad_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: A
 
 
 def _of_product(op: Callable[[], Operator]) -> Any:
-    """The tangents of a function of two arrays that is linear in each."""
+    """The tangents of a function that is linear in each of its two arrays."""
 
     def tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
         (da, db), (a, b), how = along, operands, (*how[:-2], *_backwards(how[-2:]))
@@ -93,7 +93,8 @@ def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) 
 
 
 def _tree_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sum of tangents; or the gradient of each part, which is that of the sum, and that of the bias."""
+    """The sum of tangents if ``wanted`` is None. Otherwise the gradients: every part gets the gradient of the sum, and
+    the bias gets that gradient summed over rows."""
     if wanted is not None:
         of_bias = bias_gradient(call, given[0]) if wanted[-1] else None
         return *(given[0].float() if w else None for w in wanted[:-1]), of_bias

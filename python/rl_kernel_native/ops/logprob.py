@@ -34,8 +34,8 @@ _C = functions(
 
 
 class LogprobResult(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`logprob` when more than the log-probability is asked for; fields that were not asked for are
-    None."""
+    """The result of :func:`logprob` if the caller asks for more than the log-probability. Fields that the caller did
+    not ask for are None."""
 
     logprob: ArrayT
     lse: ArrayT | Any = None
@@ -50,13 +50,14 @@ class LogprobStatus(IntFlag):
     Attributes:
         BAD_TARGET: the target is neither in ``[0, valid_vocab)`` nor ``ignore_index``.
         NAN_LOGIT: a valid column holds a NaN.
-        INF_LOGIT: the row's largest logit / temperature * log2(e), after ``logit_scale`` and ``softcap`` and rounded up
-            to an integer, is 2^21 or more. The cause is an infinite logit or a tiny temperature.
+        INF_LOGIT: the row's largest value of logit / temperature * log2(e), rounded up to an integer, is 2^21 or more.
+            Here the logit is taken after ``logit_scale`` and ``softcap``. The cause is an infinite logit or a tiny
+            temperature.
         EMPTY_ROW: no valid column has a logit / temperature * log2(e) above -2^21: either all logits are masked (-Inf),
-            or all are negative and the temperature is tiny.
+            or all logits are negative and the temperature is tiny.
         BAD_TEMPERATURE: the row's temperature is not a finite number > 0, or is subnormal.
         BAD_KEPT: the row's kept set has an id outside ``[0, valid_vocab)`` or descending offsets.
-        LABEL_MASKED: the target's own logit is -Inf, and so is its log-probability; this is no error.
+        LABEL_MASKED: the target's own logit is -Inf, so its log-probability is -Inf; this is no error.
     """
 
     OK = 0
@@ -139,18 +140,19 @@ def logprob(
         softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
         ignore_index: rows with this target are never read, and all their outputs are 0.
         valid_vocab: number of real columns; the columns after them are padding. Default: all columns.
-        canonical_vocab: vocabulary width that decides the order of summation; pass it if engines pad differently.
-            Default: the width.
+        canonical_vocab: vocabulary width that decides the order of summation; pass the same width to all engines if
+            they pad differently. Default: the number of columns.
         kept: ``(ids int32 [num_ids], offsets int64 [rows + 1])`` restricts row i to ``ids[offsets[i]:offsets[i + 1]]``
             and its target; a row with an empty list is not restricted.
-        check: raise a ValueError that names the first bad row. This synchronises, and breaks the graph of
+        check: raise a ValueError that names the first bad row. The check synchronises, and breaks the graph of
             torch.compile.
         on_bad_id: ``"nan"``, or ``"raise"``, which has the effect of ``check``.
-        exp: ``"hardware"``, ``"portable"`` or None: hardware on CUDA and under ``rk.arithmetic("sm_90")``.
+        exp: ``"hardware"``, ``"portable"`` or None. None means hardware on CUDA and under ``rk.arithmetic("sm_90")``,
+            else portable.
         out: float32 array for the log-probabilities, or a tuple in the order of the result (status int32).
     Returns:
-        logprob, or a :class:`LogprobResult` if more is asked for; each ``[...]`` float32 in nats, and the status int32.
-        A bad row (see :class:`LogprobStatus`) is NaN and does not affect other rows.
+        logprob, or a :class:`LogprobResult` if more outputs are asked for. Each output is ``[...]`` float32 in nats;
+        the status is int32. A bad row (see :class:`LogprobStatus`) is NaN and does not affect other rows.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
         kernel for the device.
@@ -221,13 +223,14 @@ def logprob_partial(
     Args:
         logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
         target: ``[...]``, global token ids, the same on every rank.
-        vocab_start: global id of the first column; it must be a cut of docs/numerics.md, rule 5. The vocabulary has
-            eight parts, and a shard consists of whole parts: 1, 2, 4 or 8 equal shards if the vocabulary is a multiple
-            of 64 columns.
+        vocab_start: global id of the first column. It must be one of the cuts that docs/numerics.md, rule 5, allows.
+            The vocabulary has eight parts, and a shard consists of whole parts. If the vocabulary is a multiple of 64
+            columns, this allows 1, 2, 4 or 8 equal shards.
         vocab_size: columns of the whole row.
     The other arguments are as for :func:`logprob`, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
-    Raises: as :func:`logprob`; ValueError if a shard is not whole parts. The error names the padding that helps.
+    Raises: as :func:`logprob`; ValueError if a shard does not consist of whole parts. The error names the padding that
+        helps.
 
     Example:
         >>> logits, target = torch.arange(128.0).view(1, 128) / 16, torch.tensor([100])
@@ -280,11 +283,11 @@ def logprob_merge(
     return_sum_p_sq: bool = False,
     return_status: bool = False,
 ) -> Any:
-    """Results from the statistics of all shards: the bits of :func:`logprob` on the whole row.
+    """Computes results from the statistics of all shards, with the bits of :func:`logprob` on the whole row.
 
     Args:
-        stats: ``[shards, ..., 5]`` float32: the statistics of every shard once, in rank order; 1, 2, 4 or 8 shards. A
-            missing or repeated shard, or a temperature other than the shards', is not detected.
+        stats: ``[shards, ..., 5]`` float32: the statistics of every shard once, in rank order; 1, 2, 4 or 8 shards. The
+            call does not detect a missing or repeated shard, or a temperature that differs from the shards'.
         temperature: as given to :func:`logprob_partial`.
     Returns: as :func:`logprob`.
     Raises: TypeError for a dtype; ValueError for a shape.
@@ -378,7 +381,8 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
-    """The extension's outputs; an output that the caller gave is the caller's own array."""
+    """The extension's outputs. For an output that the caller gave in ``out``, the result holds the caller's own
+    array."""
     for array in out or ():
         _dispatch.count_write(array)
     if not isinstance(result, tuple):
@@ -415,7 +419,7 @@ def _raise_for_status(status: Any, check: bool, target: Any) -> None:
     raise ValueError(f"row {row} (the first of {len(rows)} bad rows): {reasons}")
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_ENTROPY = Bound(
     lambda max_abs_z: 2e-5 + 4e-7 * max_abs_z, "H", "lse and the mean of z, each off like a log-probability"

@@ -1,7 +1,7 @@
 """logprob as descriptions of its forward and its backward.
 
-Forward-mode and second derivatives are composed from torch's own operators in float64: they are built for correctness,
-and need memory for [rows, vocab_size].
+Forward-mode and second derivatives are composed from torch's own operators in float64. They are built for correctness,
+not for speed, and need memory for [rows, vocab_size].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .._native import module as _C
 from .._operator import Array, Composed, Operator
 from .._transforms import pulled, rows
 
-# The options of logprob and linear_logprob about a row's logits.
+# The arrays of logprob and linear_logprob that are options of a row's logits.
 ROWS = (
     "temperature?",
     Array("kept_ids", optional=True, called=lambda *_: "kept ids"),
@@ -29,20 +29,20 @@ GRADIENTS = "dlogprob?, dlse?, dentropy?"
 
 
 def array_or_number(temperature: Any) -> tuple[Any, Any]:
-    """The array of :data:`ROWS`, or None, and the option of :data:`NUMBERS`."""
+    """The temperature as the array in :data:`ROWS`, or None, and as the number in :data:`NUMBERS`."""
     if type(temperature) is float or not _dispatch.is_array(temperature):
         return None, temperature
     return temperature, 1.0
 
 
 def joined(rows: Any, how: Any) -> tuple[Any, ...]:
-    """The same options in the extension's form, without exp."""
+    """The options of a row's logits as one tuple for the extension, without exp."""
     temperature, kept_ids, kept_offsets = rows
     return (how[0] if temperature is None else temperature, *how[1:6], kept_ids, kept_offsets)
 
 
 def _native_forward(arrays: Any, how: Any, allocate: Any, stream: int) -> Any:
-    """In addition to the schema's options, a call that no backward follows has them in the form of :func:`joined`."""
+    """In addition to the schema's options, a call without a backward has the options of :func:`joined`."""
     if len(how) == 8:
         return _C.logprob(*arrays[:2], joined(arrays[2:], how), how[6], how[7] | 2, None, allocate, stream)
     numbers = how[8] if allocate is None else joined(arrays[2:], how)  # with the arrays of a frame
@@ -61,7 +61,8 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
-    """Shapes of the outputs. Bit i of ``returns`` asks for output i; lse is always there, since a backward needs it."""
+    """Shapes of the outputs. Bit i of ``returns`` asks for output i. lse is always an output, because a backward needs
+    it."""
     return [rows if (returns | 2) >> i & 1 else None for i in range(count)]
 
 
@@ -69,8 +70,8 @@ def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
 
 
 def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]:
-    """logprob, lse and entropy in float64, and whether the target is a valid id. The function uses no gather, so no bad
-    address can occur."""
+    """logprob, lse and entropy in float64, and whether the target is a valid id. The function does not gather by id, so
+    a bad id cannot read a bad address."""
     import torch
 
     (target, temperature, kept_ids), (value, scale, softcap, ignore_index, valid_vocab) = constants, how[:5]
@@ -79,7 +80,7 @@ def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]
     counts = target != ignore_index
     z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold any value
     if softcap is not None:
-        capped = z.isfinite()  # an infinity marks a column, so it stays as it is
+        capped = z.isfinite()  # an infinity marks a column, so the softcap leaves it unchanged
         z = (softcap * (z.where(capped, 0.0) / softcap).tanh()).where(capped, z)
     z = z / (value if temperature is None else temperature.double().unsqueeze(-1))
     columns = torch.arange(z.shape[-1], device=z.device)

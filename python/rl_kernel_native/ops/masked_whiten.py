@@ -59,25 +59,27 @@ def masked_whiten(
 ) -> Any:
     """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages.
 
-    Sums go by position in a sequence, then by sequence, in two passes. The bits are the same padded or packed, at any
-    stride and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0. Advantages are constants
-    without a gradient; inputs that require a gradient are treated as detached.
+    Tokens are summed by position in their sequence, then sequences are summed, in two passes. The bits are the same
+    padded or packed, at any stride and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0.
+    Advantages are constants without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
-        x: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32, last
+        x: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` for one sequence or with ``cu_seqlens``; float32, last
             dimension contiguous.
-        mask: with that shape, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all tokens count.
+        mask: with the shape of ``x``, any mask (docs/tokens.md): tokens with a nonzero mask count. None: all tokens
+            count.
         cu_seqlens: as for :func:`gae`.
         eps: added to the variance, > 0.
-        shift_mean: with False, the mean is added again.
+        shift_mean: with False, the mean is added to the result again.
         unbiased: use Bessel's correction in the variance.
-        process_group: a group of torch.distributed: the batch consists of the sequences of its ranks, in rank order,
-            with the bits of one rank that has them all. A rank may have no sequence, or no token that counts, but all
-            ranks must call. Each rank receives the tokens of all ranks, and the host waits for the device once.
+        process_group: a group of torch.distributed: the batch then consists of the sequences of all ranks, in rank
+            order. Results have the same bits as on one rank with all sequences. A rank may have no sequence, or no
+            token that counts, but all ranks must call. Each rank receives the tokens of all ranks, and the host waits
+            for the device once.
         return_stats: also return ``mean`` and ``var``.
     Returns:
         float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. If all tokens that count are equal, or only one
-        counts, the result is exactly 0 (the mean without ``shift_mean``). If none counts, it is 0.
+        token counts, the result is exactly 0 (without ``shift_mean``, the mean). If no token counts, the result is 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
         build has no kernel for the device.
@@ -120,7 +122,8 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
         whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
         y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
         return (y[rows, : share.shape[1]].contiguous(), *stats)
-    # A first offset that is not 0 must stay invalid after the offsets of other ranks.
+    # A first offset that is not 0 is invalid. It must stay invalid after the ranks' offsets are joined, so it makes the
+    # ends negative.
     ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
     slots = _ranks.place(group, lengths)
     ends = _ranks.gathered(group, ends + slots.start, sequences)
@@ -132,7 +135,7 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
     return (result, *stats)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_WHITENED = Bound(
     lambda largest: 8 * U * (10 + largest),

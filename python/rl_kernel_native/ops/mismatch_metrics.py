@@ -51,9 +51,9 @@ _SCALARS = (
 
 class MismatchMetrics(MetricVector):
     """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element, without a copy to
-    the host. ``metrics.histogram`` has the fractions of tokens by log-ratio, between the edges ``histogram_edges``.
-    ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md define the
-    metrics."""
+    the host. ``metrics.histogram`` holds the fraction of tokens in each interval of the log-ratio, with the edges
+    ``histogram_edges``. ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md
+    define the metrics."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES
@@ -80,7 +80,7 @@ _MISMATCH_METRICS = Operator(
 
 
 def limit_of(log_ratio_clamp: Any) -> float:
-    """The bound of ``|log ratio|`` as the contract takes it."""
+    """The bound of ``|log ratio|`` in the contract's form: infinity for None."""
     if log_ratio_clamp is None:
         return math.inf
     return _check.single("log_ratio_clamp", log_ratio_clamp, lambda x: 0 < x < math.inf, "a finite number > 0 or None")
@@ -105,16 +105,17 @@ def mismatch_metrics(
         logprob_train: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride.
         logprob_rollout: as ``logprob_train``, from the engine.
-        mask: of that shape; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens may hold any
-            value. None: all tokens count.
+        mask: of the shape of ``logprob_train``; any mask (docs/tokens.md). A token counts if its mask is not 0; other
+            tokens may hold any value. None: all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        log_ratio_clamp: a limit of the ``|log ratio|`` of ``ratio_mean``, ``ess`` and both ``chi2``; None: none.
+        log_ratio_clamp: a limit of ``|log ratio|`` in the metrics ``ratio_mean``, ``ess`` and both ``chi2``; None: no
+            limit.
         rollout_nan: ``"nan"``, or ``"neutral"``, which replaces a NaN of ``logprob_rollout`` by the trainer's
             log-probability. ``nonfinite_fraction`` and ``differing_fraction`` still count such tokens.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``: a ValueError
-            where the two differ.
-    Returns: :class:`MismatchMetrics`. Means are over tokens that count, or over sequences with such a token; without
-        any, all metrics are 0.
+        semantics: None, or the :class:`LogprobSemantics` of ``logprob_train`` and of ``logprob_rollout``; a ValueError
+            if they differ.
+    Returns: :class:`MismatchMetrics`. Means are over tokens that count, or over sequences that have such a token. If no
+        token counts, all metrics are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU all
@@ -133,7 +134,7 @@ def mismatch_metrics(
     return MismatchMetrics(call(_MISMATCH_METRICS, arrays, how)[0])
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_MISMATCH = Bound(
     lambda expected: 1e-5 * expected + 2e-6,

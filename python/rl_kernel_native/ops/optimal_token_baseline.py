@@ -20,7 +20,8 @@ functions(optimal_token_baseline="object*7, int, bool, object*2, int")
 
 
 class OptimalTokenBaseline(NamedTuple, Generic[ArrayT]):
-    """Each is float32 with the shape of ``logprob``, and 0 where the mask is 0."""
+    """The result of :func:`optimal_token_baseline`. Each field is float32 with the shape of ``logprob``, and 0 where
+    the mask is 0."""
 
     advantages: ArrayT
     returns: ArrayT
@@ -57,18 +58,19 @@ def optimal_token_baseline(
     eps: float = 1e-8,
     cu_seqlens: AnyArray | None = None,
 ) -> OptimalTokenBaseline[ArrayT]:
-    """Returns minus a baseline for each position of a group, ``sum(G W) / sum(W)`` over the group's sequences. G is the
-    reward to go. W is the variance of the gradients of the tokens so far, the sum of ``1 - 2 p + sum(p^2)``.
+    """Advantages: the reward to go G minus a baseline. The baseline of a position is ``sum(G W) / sum(W)`` over the
+    group's sequences. W, the variance of the gradients of the tokens so far, is the sum of ``1 - 2 p + sum(p^2)`` over
+    these tokens.
 
     A group has the same bits at any place in the batch, padded and packed, and on every backend; nothing waits for the
     host. Advantages are constants without a gradient; inputs that require a gradient are treated as detached. Positions
-    are indices into a sequence; verl's baseline for several turns (TIR) counts only the model's tokens: pack these
-    first with ``rk.pack([...], mask=mask)``.
+    are indices into a sequence. verl's baseline for several turns (TIR) counts only the model's tokens. To get it,
+    first pack the model's tokens with ``rk.pack([...], mask=mask)``.
 
     Args:
-        rewards: as ``logprob``, or one per sequence, ``[num_sequences]`` or ``[num_sequences, 1]``, which then belongs
-            to the last token that counts. With as many packed tokens as sequences, ``[num_tokens]`` means one per
-            token; use ``[num_sequences, 1]`` for one per sequence.
+        rewards: as ``logprob``, or one per sequence, ``[num_sequences]`` or ``[num_sequences, 1]``; a sequence's reward
+            then belongs to its last token that counts. With as many packed tokens as sequences, ``[num_tokens]`` means
+            one per token; use ``[num_sequences, 1]`` for one per sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. ``logprob`` belongs to the policy in the ratio's denominator (verl's old
             policy).
@@ -77,16 +79,16 @@ def optimal_token_baseline(
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
         group_offsets: ``[num_groups + 1]``, int32 or int64, from 0 to ``num_sequences`` and not decreasing: group g is
-            sequences ``[group_offsets[g], group_offsets[g + 1])``. Other offsets are a ValueError on the CPU; on a GPU
-            groups are cut short and no memory outside is accessed.
-        group_size: a number: groups of this size are consecutive. Pass exactly one of these two.
+            sequences ``[group_offsets[g], group_offsets[g + 1])``. Offsets that break this rule are a ValueError on the
+            CPU; a GPU cuts the groups short and accesses no memory outside the arrays.
+        group_size: the size of consecutive groups. Pass exactly one of ``group_offsets`` and ``group_size``.
         importance_weight: as ``rewards``; its square multiplies a token's term of W. None: 1.
         zero_tail: use no baseline for tokens past the length of a group's second longest sequence. A length is the
             number of tokens that count.
         eps: added to the sum of W; > 0.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-    Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence alone in its group has no
-        baseline.
+    Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence that is alone in its group
+        has no baseline.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU, the
@@ -105,7 +107,7 @@ def optimal_token_baseline(
     return OptimalTokenBaseline(*call(_OPTIMAL_TOKEN_BASELINE, arrays, how))
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_BASELINE = Bound(
     lambda scale, terms: (24 + terms) * U * (scale + 1e-6),

@@ -26,16 +26,16 @@ class Packed(NamedTuple, Generic[ArrayT]):
 
     tensors: Any  # [max_tokens, ...], one array or a list, as given
     cu_seqlens: ArrayT  # [num_sequences + 1] int32
-    positions: ArrayT  # [num_sequences, num_tokens] int32: a token's place among its row's kept tokens, or -1;
-    # None where `lengths` were given
-    status: ArrayT  # [1] int32: 1 where a length was out of range, 2 where there are more than max_tokens
+    positions: ArrayT  # [num_sequences, num_tokens] int32: index of a token among the kept tokens of its row, or -1;
+    # None if `lengths` were given
+    status: ArrayT  # [1] int32: 1 if a length was out of range, 2 if more than max_tokens are kept, else 0
 
 
 MOST = 8  # most torch tensors in one call under autograd or in a trace
 
 
 def _name(i: int) -> Any:
-    """An array's name in errors. The number of fill values is the number of arrays."""
+    """An array's name in errors. ``how[1]`` has one fill value per array, so its length is the number of arrays."""
     return lambda how, _: "tensors" if len(how[1]) == 1 else f"tensors[{i}]"
 
 
@@ -56,7 +56,8 @@ def _moved(
     tensors: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity: int,
     fills: Sequence[int | float],
 ) -> list[Any]:  # fmt: skip
-    """Outputs for plain tensors. Only a copy of a conjugated view has the conjugated numbers in memory."""
+    """Outputs for plain tensors. A conjugated view is copied first, because its memory does not hold the conjugated
+    numbers."""
     tensors = [t.resolve_conj() if hasattr(t, "resolve_conj") else t for t in tensors]
     bits = [0 if is_zero(f) else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
     found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
@@ -73,8 +74,8 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
-    """Both operators are linear, and each is the other's transpose. Places without a token are zero. In torch, None is
-    accepted as a tangent only for outputs without a tangent, such as integers."""
+    """Tangents or gradients. pack and unpack are linear, and each is the other's transpose. Slots without a token get
+    zero. torch accepts None as a tangent only for outputs that cannot have a tangent, such as integers."""
     (*likes, cu_seqlens, positions), (num_tokens, _, *packs) = arrays, how
     present = [t for t in given if t is not None]
     slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))
@@ -115,7 +116,7 @@ _UNPACK = Operator(
     "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native,
     gradient=_LINEAR, leads=2,
 )  # fmt: skip
-# covered: whether offsets end within the capacity, as in a layout.
+# covered: whether every packed token before the last offset has a source, as with the offsets of pack_layout.
 _PACK = Operator(
     "pack", _ARRAYS, f"{_OPTIONS}, SymInt capacity, bool covered", outputs=_outputs, dtypes=_SLOTS, native=_native,
     gradient=_LINEAR, leads=2,
@@ -137,31 +138,33 @@ def pack(
 def pack(
     tensors: Any, lengths: Any = None, mask: Any = None, *, max_tokens: int | None = None, fill_value: Any = 0
 ) -> Packed:
-    """Packs the kept tokens of padded arrays, one sequence after another, and returns where each sequence begins.
+    """Packs the kept tokens of padded arrays, one sequence after another, and returns the offset of each sequence.
 
     One launch packs any number of arrays with the same layout. Bytes are copied unchanged. The host does not
-    synchronise: the number of tokens stays on the device as ``cu_seqlens[-1]``, and results have room for
-    ``max_tokens``. Pass ``max_tokens`` if you know the number, for example from lengths on the host. Without it there
-    is room for all ``num_sequences * num_tokens``; unused room holds ``fill_value``. Operators on tokens take such
-    offsets, which end early: they read no token after ``cu_seqlens[-1]``, and give +0 there (docs/tokens.md).
-    Differentiable (torch) in every array of floats, any number of times.
+    synchronise: the number of kept tokens stays on the device as ``cu_seqlens[-1]``, and the results have
+    ``max_tokens`` rows. Pass ``max_tokens`` if you know the number of kept tokens, for example from lengths on the
+    host. By default the results have ``num_sequences * num_tokens`` rows. Rows after the last token hold
+    ``fill_value``. Operators on tokens accept offsets that end before the array does: they read no token from
+    ``cu_seqlens[-1]`` on, and give +0 for these tokens (docs/tokens.md). Differentiable (torch) in every array of
+    floats, any number of times.
 
     Args:
-        tensors: ``[num_sequences, num_tokens, ...]``, one array or a list or tuple of them, any dtypes of 1, 2, 4, 8 or
-            16 bytes, on one device. The dimensions after the tokens are contiguous; other strides are free.
-        lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: a row's first tokens are kept.
+        tensors: ``[num_sequences, num_tokens, ...]``, one array, or a list or tuple of arrays on one device. Elements
+            have 1, 2, 4, 8 or 16 bytes. The dimensions after the tokens are contiguous; other strides are free.
+        lengths: ``[num_sequences]`` int32 or int64, in ``[0, num_tokens]``: the number of tokens that are kept from the
+            beginning of each row.
         mask: ``[num_sequences, num_tokens]`` bool, integers, or floats of at least 16 bits: tokens with a nonzero mask
-            are kept, in order, wherever they are (for example without left padding or prompts). Pass either this or
+            are kept, in order, at any positions; a mask can drop left padding or prompts. Pass either ``mask`` or
             ``lengths``.
-        max_tokens: number of rows of the results, below 2^31. If there are more tokens, the CPU raises a ValueError; a
-            GPU drops the last ones and sets the status to 2.
-        fill_value: a number, or one for each array. It is an integer that the dtype holds exactly, or a float, rounded
+        max_tokens: number of rows of the results, below 2^31. If more tokens are kept, the CPU raises a ValueError; a
+            GPU drops the last tokens and sets the status to 2.
+        fill_value: one number, or one number for each array. An integer must be exact in the dtype. A float is rounded
             to nearest; a finite float must be finite in the dtype. Elements of 16 bytes and floats of 8 bits accept
             only 0.
     Returns:
         ``Packed(tensors, cu_seqlens, positions, status)``; :func:`unpack` needs ``positions`` if a mask was given.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout, a device, on the CPU also for a length;
+        TypeError for a dtype; ValueError for a shape, a layout or a device, and on the CPU also for a length;
         RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rule 10 (padded and packed arrays have the same sums).
@@ -219,19 +222,20 @@ def unpack(
     fill_value: float | Sequence[float] = 0
 ) -> list[ArrayT]: ...  # fmt: skip
 def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = None, fill_value: Any = 0) -> Any:
-    """Packed arrays back to padded ones: the inverse of :func:`pack`.
+    """Turns packed arrays into padded arrays: the inverse of :func:`pack`.
 
     Differentiable (torch) in every array of floats, any number of times.
 
     Args:
-        tensors: ``[num_tokens, ...]``, one array or a list or tuple of them; see :func:`pack`. Tokens from
+        tensors: ``[num_tokens, ...]``, one array, or a list or tuple of arrays; see :func:`pack`. Tokens from
             ``cu_seqlens[-1]`` on are not read.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64. Invalid offsets, or a length above ``max_seqlen``, are a
-            ValueError on the CPU. On a GPU, that row is ``fill_value``, or has only its first tokens.
+            ValueError on the CPU. On a GPU, a row with invalid offsets is ``fill_value``, and a longer row has only its
+            first tokens.
         max_seqlen: number of columns of the results.
-        positions: the ``positions`` of :func:`pack` with a mask: tokens go back where they came from. None: tokens go
-            to the left.
-        fill_value: a number, or one for each array, for places without a token.
+        positions: the ``positions`` that :func:`pack` returned for a mask: tokens return to their original columns.
+            None: each row's tokens begin at column 0.
+        fill_value: one number, or one number for each array, for slots without a token.
     Returns:
         ``[num_sequences, max_seqlen, ...]``, one array or a list, as given.
     Raises:
@@ -272,8 +276,8 @@ def _is_direct(tensors: list[Any], *others: Any) -> bool:
 
 
 def _traced(op: Operator, tensors: list[Any], cu_seqlens: Any, positions: Any, how: tuple[Any, ...]) -> list[Any]:
-    """Splits torch tensors into calls that an operator can take. Tensors that require a gradient go into calls of their
-    own, because all results of one call would require it."""
+    """Splits a list of torch tensors over several calls of an operator. Tensors that require a gradient get separate
+    calls, because otherwise all results of a call would require a gradient."""
     found: dict[int, Any] = {}
     apart = _call.engine().wants_grad(*tensors)
     for wanted in (True, False):
@@ -322,8 +326,8 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """Checks that there is one length, or one row of the mask, for each sequence. Other checks refuse values that are
-    no arrays."""
+    """Checks that each sequence has one length, or one row of the mask. Values that are no arrays pass: later checks
+    refuse them."""
     if frame is None and not _dispatch.is_tensor(array):
         return
     found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]
@@ -336,7 +340,7 @@ def _as_given(tensors: Any, found: list[Any]) -> Any:
     return found if isinstance(tensors, (list, tuple)) else found[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -15,7 +15,8 @@ def is_zero(fill: int | float) -> bool:
 
 
 def fill_bits(value: int | float, dtype: str) -> int:
-    """Eight bytes of elements of this dtype that hold ``value``: an integer exactly, a float rounded to nearest."""
+    """Eight bytes filled with elements of this dtype that hold ``value``. An integer is exact; a float is rounded to
+    nearest."""
     if is_zero(value):
         return 0
     element = _bfloat16(value) if dtype == "bfloat16" else _element(value, dtype)

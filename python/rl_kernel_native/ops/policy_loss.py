@@ -65,8 +65,8 @@ class PolicyMetrics(MetricVector):
     host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
 
     With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old policy.
-    ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios; its names begin with ``ratio_``
-    here."""
+    ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios. The names of its elements in this
+    vector begin with ``ratio_``."""
 
     names: tuple[str, ...] = METRICS
 
@@ -99,7 +99,7 @@ class PolicyGradients(NamedTuple, Generic[ArrayT]):
 
 
 _NO_GRADIENTS = (False, False)
-_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index among a spec's numbers; the importance whose weights are the caller's
+_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index of the importance kind in a spec's numbers; the kind "given"
 
 
 def _importance_name(how: tuple[Any, ...], _: Any) -> str:
@@ -122,7 +122,7 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
     return (), (metrics,), *(None if x is None else x.shape for x in arrays[:2])
 
 
-# spec: a PolicySpec, or in a schema its numbers. denominator_value: 0 for none.
+# spec: a PolicySpec; in the schema, its numbers. denominator_value: 0 means that no number was given.
 _POLICY_LOSS = Operator(
     "policy_loss",
     (
@@ -158,12 +158,12 @@ def policy_loss(
     ratio_metrics: bool = False,
     semantics: tuple[LogprobSemantics, LogprobSemantics] | None = None,
 ) -> PolicyLoss[ArrayT]:
-    """A policy-gradient loss over per-token log-probabilities, with its metrics. The same pass computes the gradients;
-    ``backward()`` only multiplies them by the incoming gradient, if that is not 1.
+    """A policy-gradient loss over per-token log-probabilities, with its metrics. The same pass computes the gradients,
+    so ``backward()`` only multiplies them by an incoming gradient that is not 1.
 
-    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks. The only exception is the entropy's gradient
-    under ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold any value.
+    Results have the same bits on all backends, padded and packed. Given a ``denominator``, gradients have the same bits
+    for any split of the batch into micro-batches and ranks. The only exception is the entropy's gradient under
+    ``spec.entropy_aggregation="token-mean"``, a mean over the call's tokens. Masked slots may hold any value.
     Differentiable (torch) in ``logprob`` and ``entropy``, once; the other arrays are constants.
 
     Args:
@@ -179,27 +179,28 @@ def policy_loss(
         spec: the objective: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``. Required: the default None
             is a TypeError.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        ref_logprob: as ``logprob``; required exactly if ``spec.kl`` is set.
-        rollout_logprob: as ``logprob``, from the sampling engine; required exactly if ``spec.needs_rollout``.
-            :attr:`PolicySpec.lenient` relaxes this rule, and the rules of other arrays.
-        importance_weight: as ``advantage``; required exactly if ``spec.importance == "given"``.
+        ref_logprob: as ``logprob``; required if ``spec.kl`` is set, else refused.
+        rollout_logprob: as ``logprob``, from the sampling engine; required if ``spec.needs_rollout``, else refused.
+            :attr:`PolicySpec.lenient` relaxes the rules for this array and for the other arrays.
+        importance_weight: as ``advantage``; required if ``spec.importance == "given"``, else refused.
         entropy: as ``logprob``; required if ``spec.entropy_coef`` is not 0.
-        selected: as ``logprob``, nonzero for a selected token; required in exactly three cases. For ``"clip_cov"`` and
-            ``"kl_cov"``, :func:`covariance_mask` selects the tokens. For ``"dppo"``, pass the tokens outside the trust
-            region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives the tokens to keep.
-            A NaN selects nothing, without an error.
+        selected: as ``logprob``, nonzero for a selected token; required in three cases, else refused. For
+            ``"clip_cov"`` and ``"kl_cov"``, :func:`covariance_mask` selects the tokens. For ``"dppo"``, pass the tokens
+            outside the trust region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives
+            the tokens to keep. A NaN selects nothing, without an error.
         token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
             every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
             sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, subnormal,
             infinite or NaN sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
-        denominator: the divisor of the sum over tokens or sequences, such as the global batch's number. It is a finite
-            number > 0, or one float32 element on the device. An element of 0 gives loss 0 and gradients 0; a negative,
-            subnormal, infinite or NaN element gives NaN, and ``metrics.denominator`` shows it. None: the number that
-            this call counts. ``spec.aggregation == "constant"`` requires it.
+        denominator: the divisor of the sum over tokens or sequences, such as the number of tokens in the global batch.
+            It is a finite number > 0, or an array of one float32 element on the device. An element of 0 gives loss 0
+            and gradients 0; a negative, subnormal, infinite or NaN element gives NaN, and ``metrics.denominator`` shows
+            it. None: the number of tokens or sequences in this call. ``spec.aggregation == "constant"`` requires a
+            denominator.
         ratio_metrics: also compute ``metrics.ratio``, which reads ``logprob`` and ``old_logprob`` once more.
         semantics: None, or a pair of :class:`LogprobSemantics`: one for ``logprob`` (and the trainer's
-            ``old_logprob``), one for the engine's arrays. Two that differ are refused.
-    Returns: :class:`PolicyLoss`. Without tokens the loss and its gradients are 0.
+            ``old_logprob``), one for the engine's arrays. It is an error if they differ.
+    Returns: :class:`PolicyLoss`. If no token counts, the loss and its gradients are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
         does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
@@ -246,7 +247,7 @@ def policy_loss_and_grad(
 ) -> PolicyGradients[ArrayT]:
     """:func:`policy_loss` and its gradients without autograd, for callers that run backward themselves.
 
-    Args: as :func:`policy_loss`; torch tensors must not require a gradient, unless gradients are disabled.
+    Args: as :func:`policy_loss`; torch tensors that require a gradient are an error while gradients are enabled.
     Returns: :class:`PolicyGradients`: the gradients have the shape of ``logprob``, float32; masked slots are 0.
     Raises: as :func:`policy_loss`.
     Source: docs/numerics.md, rules 3 and 10.
@@ -330,7 +331,7 @@ def _refuse(name: str, array: Any, unused: str, needed: str) -> None:
     raise ValueError(f"{name}: expected None where {unused}, got {type(array).__name__}")
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_POLICY_ENTROPY = Bound(lambda largest: 1e-6 * largest, "1e-6 * largest", "a coefficient and a token's share")
 

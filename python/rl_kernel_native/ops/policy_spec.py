@@ -18,7 +18,7 @@ CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl
 SELECTING = ("clip_cov", "kl_cov", "dppo")  # clips that take `selected`
 ESTIMATORS = (None, "k1", "k2", "k3", "abs")
 IMPORTANCE = (None, "token", "sequence", "geometric", "given")
-# name -> (denominator: one, tokens, sequences, sequences with tokens; a mean over each sequence's tokens)
+# name -> (kind of denominator: 0 one, 1 tokens, 2 sequences, 3 sequences with tokens; whether each sequence is a mean)
 AGGREGATIONS = {
     "token-mean": (1, False),
     "token-sum": (0, False),
@@ -44,15 +44,15 @@ class PolicySpec:
     ``rl_kernel_native.presets``. A spec is frozen and hashable; ``dataclasses.replace`` makes a changed copy.
 
     Args:
-        level: the level of the ratio: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, its
-            geometric mean (GSPO).
-        straight_through: the gradient treats a sequence's ratio as each token's own (verl's GSPO); otherwise it flows
-            through the sum or mean, as in TRL.
+        level: the level of the ratio: ``"token"``; ``"sequence"``, the product over a sequence; ``"geometric"``, the
+            geometric mean over a sequence (GSPO).
+        straight_through: True: the gradient treats a sequence's ratio as each token's own ratio (verl's GSPO). False:
+            the gradient passes through the sequence's sum or mean, as in TRL.
         clip: ``"ppo"``; ``"cispo"``, a clipped ratio as a constant weight of the log-probability; ``"none"``, the
             log-probability itself (REINFORCE, GPG); ``"sapo"``; ``"gmpo"``; ``"vespo"``; ``"dro"``; ``"clip_cov"``, PPO
-            without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, and ``selected_kl_coef`` times
-            ``|logprob - old_logprob|`` on selected tokens; ``"dppo"``, CISPO without the policy term of ``selected``
-            tokens, those that left the trust region.
+            without the policy term of ``selected`` tokens; ``"kl_cov"``, no clip, but a penalty of ``selected_kl_coef``
+            times ``|logprob - old_logprob|`` on selected tokens; ``"dppo"``, CISPO without the policy term of
+            ``selected`` tokens, here the tokens outside the trust region.
         epsilon_low, epsilon_high: the ratio's range is ``[1 - epsilon_low, 1 + epsilon_high]``; None: no bound.
             ``"gmpo"`` bounds the log-ratio, ``[-epsilon_low, epsilon_high]``.
         epsilon_absolute: the range is ``[epsilon_low, epsilon_high]`` itself (TRL's CISPO).
@@ -62,44 +62,48 @@ class PolicySpec:
         tau_positive, tau_negative: SAPO's temperatures, > 0.
         k_positive, lambda_positive, k_negative, lambda_negative: VESPO's parameters, by the advantage's sign.
         dro_beta: for ``"dro"``; > 0.
-        log_ratio_clamp: a limit of ``|log ratio|``, or ``(lowest, highest)``, None for none; no gradient beyond.
+        log_ratio_clamp: a limit of ``|log ratio|``, or the pair ``(lowest, highest)``, or None. Beyond a limit there is
+            no gradient.
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
         kl_coef: factor of the KL term in the loss, any finite number. The default of 0 only measures the KL.
-        kl_straight_through: the estimator's value with the gradient of k2.
-        kl_gradient_ratio_max: with ``kl_straight_through``, that gradient is multiplied by the token's ratio, as a
-            constant limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
+        kl_straight_through: the KL term has the estimator's value, but the gradient of k2.
+        kl_gradient_ratio_max: with ``kl_straight_through``, the gradient of k2 is multiplied by the token's ratio. The
+            ratio is a constant there, limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
-        kl_times_ratio: the estimator is multiplied by the ratio, with gradient through both (DeepSeek-V3.2).
+        kl_times_ratio: the estimator is multiplied by the ratio, and the gradient passes through both factors
+            (DeepSeek-V3.2).
         kl_ratio_of_token: with ``kl_times_ratio`` and a sequence ratio, the factor is the token's own ratio
             ``exp(logprob - old_logprob)`` without a limit, as in :func:`kl` with ``old_logprob``.
         selected_kl_coef: for ``"kl_cov"``; >= 0.
         drop_selected: drops the policy term of ``selected`` tokens for any ``clip``; these tokens still count in
             lengths (TRL's entropy quantile).
         entropy_coef: factor of the entropy's mean, which is subtracted from the loss.
-        entropy_aggregation: ``"loss"`` aggregates like the loss. ``"token-mean"`` is a mean over this call's tokens
-            times ``entropy_scale``, whatever the ``denominator``; this term and its gradient then depend on the split
-            into micro-batches.
+        entropy_aggregation: ``"loss"`` aggregates the entropy like the loss. ``"token-mean"`` is ``entropy_scale``
+            times the mean over this call's tokens, for any ``denominator``. The entropy term and its gradient then
+            depend on the split into micro-batches.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``,
             which multiplies by the call's ``importance_weight`` unchanged.
         importance_mode: ``"truncate"`` limits the weight to ``[importance_low, importance_high]`` (TIS); ``"mask"``
             sets it to 0 outside that range (IcePop, MIS).
         importance_low, importance_high: None: no bound.
         importance_clamp: a limit of the weight's ``|log|``, or None.
-        importance_of: ``"old"`` or ``"current"``: the policy whose ratio to the rollout policy is the weight.
-        gate: ``(low, high)``, or None: a sequence has no policy term if its geometric mean of that ratio lies outside.
+        importance_of: ``"old"`` or ``"current"``: the weight is the ratio of this policy to the rollout policy.
+        gate: ``(low, high)``, or None. A sequence has no policy term if the geometric mean of its ratio to the rollout
+            policy lies outside this range.
         drop_above: limit of a sequence's mean of ``log pi_x - logprob``. Above it, tokens with a negative advantage
             lose their policy terms (OPSM). ``drop_of`` chooses x: ``"old"`` or ``"rollout"``. None: off.
         aggregation: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``, ``"seq-mean-token-mean"``,
-            ``"seq-mean-token-sum-norm"`` (also divided by ``horizon``), ``"constant"`` (the sum over the call's
+            ``"seq-mean-token-sum-norm"`` (also divided by ``horizon``), ``"constant"`` (the sum divided by the call's
             ``denominator``).
-        count_empty: means over sequences also count those without a token.
+        count_empty: means over sequences also count sequences without a token.
         horizon: for ``"seq-mean-token-sum-norm"``; > 0.
         scale, dp_size: the loss is multiplied by both. (Ranks that average their gradients need ``dp_size``.)
-        lenient: a call with this spec ignores arrays that it does not need. Without ``rollout_logprob`` (or
-            ``importance_weight``) it applies no correction and uses ``drop_of="old"``, like the frameworks whose
-            presets set this. With False, both cases are errors.
-        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN; ``"neutral"`` sets its difference to
-            any other log-probability to 0, so the token's ratio to the rollout policy is 1.
+        lenient: True: a call with this spec ignores arrays that the spec does not use. Without ``rollout_logprob`` (or
+            ``importance_weight``) the call applies no correction and uses ``drop_of="old"``. Presets of frameworks that
+            do so set this option. False: both cases are errors.
+        rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN. ``"neutral"``: differences between a
+            NaN of ``rollout_logprob`` and any log-probability are taken as 0, so the token's ratio to the rollout
+            policy is 1.
     Raises: ValueError for a meaningless value or combination, with the reason; TypeError for a type.
     Source: docs/objectives.md.
     """
@@ -151,7 +155,7 @@ class PolicySpec:
     rollout_nan: RolloutNan = "nan"
 
     def __post_init__(self) -> None:
-        for name in ("log_ratio_clamp", "gate"):  # a settings file has these as lists
+        for name in ("log_ratio_clamp", "gate"):  # a settings file holds these two options as lists
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _validate(self)
@@ -215,8 +219,8 @@ def number(name: str, value: Any, least: float = -INF, open_end: bool = False, o
 
 
 def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
-    """The array, or None if the value is a number; and the number, or 0 if the value is an array. ``name`` is the
-    aggregation's argument."""
+    """A pair: the array, or None if the value is a number; and the number, or 0 if the value is an array. ``name`` is
+    the name of the aggregation's argument, for errors."""
     if denominator is None:
         if aggregation == "constant":
             raise ValueError(
@@ -385,7 +389,7 @@ def denominator_kind(aggregation: str, count_empty: bool) -> int:
 
 
 def _bounds(s: PolicySpec) -> tuple[float, float]:
-    """Bounds of the ratio; with "gmpo" of the log-ratio."""
+    """Bounds of the ratio, or of the log-ratio with "gmpo"."""
     low, high = s.epsilon_low, s.epsilon_high
     if s.clip == "kl_cov":
         return -INF, INF

@@ -1,4 +1,4 @@
-"""The kinds of preference losses: their numbers in the contract, and the arguments of each."""
+"""The kinds of preference losses: the number of each kind in the contract, and the arguments that it takes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NO_AVERAGE, OF_LOGPROB, OF_SCORE = range(3)
 class Kind(NamedTuple):
     number: int
     sort: int = UNSORTED
-    average: int = NO_AVERAGE  # if counts are given
+    average: int = NO_AVERAGE  # what to divide by the counts, if they are given
     options: tuple[str, ...] = ()  # the options that this kind takes
-    reference: bool | None = None  # True: needed, False: refused
+    reference: bool | None = None  # True: needed, False: refused, None: optional
 
 
 _SMOOTH = ("label_smoothing",)
@@ -44,7 +44,7 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
-# The names of kinds in TRL and OpenRLHF that differ from the names here.
+# Names of kinds in TRL and OpenRLHF, where they differ from the names of this library.
 KNOWN_AS = {
     "sigmoid": "dpo",
     "kto_pair": "kto",

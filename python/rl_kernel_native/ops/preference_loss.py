@@ -64,7 +64,7 @@ def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """A backward is linear in the gradient of losses. Unpaired losses are as many as both sides."""
+    """A backward is linear in the gradient of losses. Unpaired kinds have one loss for each answer of both sides."""
     dlosses, *kept = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], *kept), how)
@@ -72,7 +72,7 @@ def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -
 
 
 def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
-    """Tangents of losses: each side's products are added at the places of its losses."""
+    """Tangents of losses: the products of each side are added to the losses to which that side contributes."""
     (d_chosen, d_rejected, ranks), (kind, sort) = kept, how
     unpaired = kind == KTO
     w, l = d_chosen.shape[0], d_rejected.shape[0]  # noqa: E741
@@ -134,26 +134,27 @@ def preference_loss(
     rejected_aligned: AnyArray | None = None,
     nll_weight: float = 0.0,
 ) -> PreferenceLoss[ArrayT]:
-    """Losses, rewards and their means for pairs of a chosen and a rejected sequence, from the sequences'
-    log-probabilities.
+    """Losses, rewards and means for pairs of a chosen and a rejected sequence, computed from log-probabilities of
+    sequences.
 
-    Arrays may be left out in two cases. Without ``ref_chosen`` and ``ref_rejected``, ``dpo`` (the default kind) and its
-    relatives take 0 for the reference: a loss without a reference model. Without counts, ``simpo`` and the other kinds
-    on averages take the sums as they are: longer answers then weigh more.
+    Arrays may be left out in two cases. Without ``ref_chosen`` and ``ref_rejected``, ``dpo`` (the default kind) and
+    related kinds take 0 for the reference: a loss without a reference model. Without counts, ``simpo`` and the other
+    kinds on averages use the sums instead of averages, so longer answers weigh more.
 
     The forward launch also computes the gradient, so the backward is one product. A pair has the same bits in any batch
     and on every backend, except for the sorted kinds, whose losses need the batch. Differentiable (torch) once, in
     ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
 
-    With ``d = (policy_chosen - ref_chosen) - (policy_rejected - ref_rejected)``, the log-ratios ``w`` and ``l`` of its
-    two sides, and ``z = beta d``:
+    Below, ``w = policy_chosen - ref_chosen`` and ``l = policy_rejected - ref_rejected`` are log-ratios, ``d = w - l``
+    and ``z = beta d``:
 
-    - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing`` it is conservative DPO. ``robust``: its unbiased form.
-    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``, on averages if counts are given, as in TRL; else on
+    - ``dpo``: ``-log sigmoid(z)``; with ``label_smoothing``, conservative DPO. ``robust``: the unbiased form of
+      conservative DPO.
+    - ``hinge``: ``relu(1 - z)``. ``ipo``: ``(d - 1 / (2 beta))^2``, on averages if counts are given, as in TRL, else on
       sums, as in OpenRLHF. ``sigmoid_norm``: ``dpo`` on averages, which needs counts.
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
       ``discopop`` (``tau``, 0.05): as TRL's DPO trainer and the contract define them.
-    - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in the order of the sort.
+    - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in sorted order.
     - ``kto``: unpaired: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
       ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.
     - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` minus the
@@ -166,22 +167,23 @@ def preference_loss(
             need them, kinds without a reference refuse them, and the others use 0 if they are absent.
         kind: one of the above.
         beta: a number > 0.
-        chosen_count, rejected_count: ``[num_pairs]`` int64, tokens that count; both or neither. ``ipo``,
-            ``sigmoid_norm``, ``orpo``, ``simpo`` and ``alphapo`` then divide by them (by 1 where they are 0), and so do
-            ``nll_weight`` and the aligned sums. Without counts, sums are used as given.
-        label_smoothing: in [0, 1), for ``robust`` below 0.5, for ``exo_pair`` above 0.
+        chosen_count, rejected_count: ``[num_pairs]`` int64, the number of tokens that count; both or neither. ``ipo``,
+            ``sigmoid_norm``, ``orpo``, ``simpo`` and ``alphapo`` then divide by the counts (by 1 if a count is 0). The
+            ``nll_weight`` term and the aligned sums also divide by them. Without counts, sums are used as given.
+        label_smoothing: in [0, 1); below 0.5 for ``robust``, above 0 for ``exo_pair``.
         f_divergence: for ``dpo`` and related kinds: ``"reverse_kl"``, ``"forward_kl"``, ``"js_divergence"`` or
             ``"alpha_divergence"`` with ``f_alpha``, as in TRL.
         kl: ``[1]`` float32, the mean log-ratio of mismatched pairs over all ranks; None: 0.
         chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of ``log
             p(token) - log sum_v p(v)^2``, from :func:`logprob` (``sum_p_sq``). Losses are multiplied by ``exp(chosen)
-            exp(rejected)`` of their averages. No gradient. Not for sorted or unpaired kinds.
+            exp(rejected)``, with the averages per token of these sums. The factors have no gradient. Not for sorted or
+            unpaired kinds.
         nll_weight: adds this factor times ``-policy_chosen / chosen_count`` (``cpo_alpha`` in CPO, RPO's weight, 1 in
-            ORPO). This is an average per sequence, while TRL averages over all tokens of a batch. Not for sorted or
+            ORPO). The term is an average per sequence, while TRL averages over all tokens of a batch. Not for sorted or
             unpaired kinds.
     Returns:
-        ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``, the last :class:`PreferenceMetrics`.
-        Rewards (``beta`` times log-ratios) and metrics have no gradient.
+        ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``, where ``metrics`` is a
+        :class:`PreferenceMetrics`. Rewards (``beta`` times log-ratios) and metrics have no gradient.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a device, a value or an option that ``kind`` does not
         take; RuntimeError if this build has no kernel for the device.
@@ -296,7 +298,7 @@ def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: fl
     return (LOG_RATIO, 1.0) if abs(value - 1) < 1e-6 else (ALPHA_DIVERGENCE, value)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _largest(each: float) -> Callable[..., Any]:

@@ -60,7 +60,8 @@ def process_logits(
     vocab_start: int = 0,
     vocab_size: int | None = None,
 ) -> ArrayT:
-    """Float32 logits after bias and penalties and before temperature, from which :func:`sample` draws.
+    """Applies bias and penalties to logits. :func:`sample` draws from these float32 logits, after dividing them by the
+    temperature.
 
     ``logprob(process_logits(logits, ...), ids, temperature=..., kept=result.kept)`` gives the log-probability of
     ``sample(logits, ...)`` with the same arguments, bit for bit.
@@ -71,15 +72,15 @@ def process_logits(
         repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, it divides positive
             logits and multiplies the other logits.
         presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from each token in the output.
-        frequency_penalty: the same, times the token's number of occurrences in the output.
+        frequency_penalty: as ``presence_penalty``, times the token's number of occurrences in the output.
         history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64
             ``[num_rows + 1]``, bool ``[num_entries]``. Prompt entries count only for the repetition penalty; without
-            ``is_prompt``, all entries are output. The order does not matter.
+            ``is_prompt``, all entries are output. The order of entries does not matter.
         logit_bias: ``(ids, values, offsets)``: int32 or int64 ``[num_entries]``, strictly ascending in each row,
             float32 ``[num_entries]``, int64 ``[num_rows + 1]``. -inf forbids a token.
         order: ``"vllm"`` and ``"hf"``: bias, repetition, frequency, presence. ``"sglang"``: frequency and presence,
-            then repetition, of the output alone, then bias (docs/sampling.md).
-        vocab_start, vocab_size: for a shard, whose logits are columns ``vocab_start`` to ``vocab_start + columns`` of a
+            then repetition (for tokens of the output only), then bias (docs/sampling.md).
+        vocab_start, vocab_size: for a shard: its logits are columns ``vocab_start`` to ``vocab_start + columns`` of a
             vocabulary of ``vocab_size``; ids are global. Default: the logits are whole rows.
     Returns:
         float32, of the shape of the logits. A row with a bad entry is entirely NaN; :func:`sample` gives it a status.
@@ -104,7 +105,7 @@ def process_logits(
     return z
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_PENALISED = Bound(
     lambda max_abs_z: 4e-7 * max_abs_z,

@@ -30,7 +30,7 @@ _RANDOM_BITS = Operator(
 
 
 def given(name: str, value: Any) -> Any:
-    """Returns an array of integers unchanged; a number is allowed as well."""
+    """Returns an array or a number unchanged, and refuses None."""
     if value is None:
         raise TypeError(f"{name}: expected an integer or an array of them, got NoneType")
     return value
@@ -66,14 +66,16 @@ def stream_of(stream: Any) -> int:
 def random_bits(
     seed: int | AnyArray, sample_id: ArrayT, position: int | AnyArray, n: int, *, stream: int = 0
 ) -> ArrayT:
-    """The random words of tokens, which :func:`sample` uses: Philox4x32-10 keyed by ``(seed, sample_id, position)``.
+    """The random words from which :func:`sample` draws tokens: Philox4x32-10 keyed by ``(seed, sample_id, position)``.
 
     A row's words depend only on its own three integers. The row's place in the batch, other rows, the device and the
-    engine's step do not matter. A rollout can therefore be drawn again, and members of a group differ by their id.
+    engine's step do not matter. A rollout can therefore be repeated, and members of a group get different words by
+    their ``sample_id``.
 
     Args:
-        seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative seed is taken as its 64 bits.
-        sample_id: ``[num_rows]`` int32 or int64: the number of the row's rollout, never its slot in the batch.
+        seed: integer of 64 bits, or ``[num_rows]`` int32 or int64. A negative seed means its 64 bits in two's
+            complement.
+        sample_id: ``[num_rows]`` int32 or int64: the number of the row's rollout, not its slot in the batch.
         position: integer in ``[0, 2^32)``, or ``[num_rows]`` int32 or int64: index of the token in its sample's output.
         n: number of words per row, 1 to 1024.
         stream: in ``[0, 2^24)``: words of different streams are independent. :func:`sample` uses stream 0 by default.
@@ -96,7 +98,7 @@ def random_bits(
     return call(_RANDOM_BITS, (sample_id, seed_of(seed), position_of(position)), how)[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

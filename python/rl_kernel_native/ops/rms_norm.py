@@ -94,7 +94,7 @@ _BACKWARD = Operator(
     gradient=Composed(
         of=(0, 1, 2, 4),
         composed=_composed_backward,
-        batch=rows(0, 1, 3, 4, alone=lambda inputs: inputs[9] is not None),  # each element has its weight gradient
+        batch=rows(0, 1, 3, 4, alone=lambda inputs: inputs[9] is not None),  # each element has its own dweight
     ),
 )
 _INTO = _BACKWARD.into(1)
@@ -154,30 +154,30 @@ def rms_norm(
     """``y = h * rsqrt(mean(h^2) + eps) * weight`` over the last dimension, with ``h = x`` or ``h = x + residual``.
 
     A row has the same bits for any number of rows, position and stride, and on every backend. Arithmetic is float32,
-    with correctly rounded square root and divisions; ``y`` is rounded once. Differentiable (torch) in ``x``, ``weight``
-    and ``residual``, any number of times; forward mode and second derivatives are composed in float64.
+    with correctly rounded square roots and divisions; ``y`` is rounded once. Differentiable (torch) in ``x``,
+    ``weight`` and ``residual``, any number of times; forward mode and second derivatives are composed in float64.
 
-    Model families round at different points (as in transformers 5.23):
+    Model families round at different points. In transformers 5.23:
 
     - ``round_before_weight=True``: Llama, Llama 4, Mistral, Mixtral, Qwen2, Qwen3 (q_norm and k_norm too), DeepSeek-V3,
-      GLM-4, Phi-3; and vLLM's kernels for them.
+      GLM-4, Phi-3; and vLLM's kernels for these models.
     - ``weight_offset=1.0``: Gemma, Gemma 2 and 3, Qwen3-Next, Qwen3.5, whose weights are stored minus 1.
-    - Neither: Gemma 3n and 4, OLMo 2 and 3, gpt-oss; ``torch.nn.functional.rms_norm``, FlashInfer.
+    - Neither option: Gemma 3n and 4, OLMo 2 and 3, gpt-oss; ``torch.nn.functional.rms_norm``, FlashInfer.
     - ``weight=None``: Llama 4's L2 norm of queries and keys, the values of Gemma 3n and 4.
 
     Args:
-        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. ``[tokens, heads, 128]`` of a slice of
-            a fused projection is fine: leading dimensions may have two strides.
+        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. Leading dimensions may have two
+            strides, so a slice ``[tokens, heads, 128]`` of a fused projection is valid.
         weight: ``[K]``, of the dtype of ``x`` or float32, contiguous; or None.
         eps: added to the mean of squares; finite and > 0 as float32.
         residual: ``[..., K]``, as ``x``. ``x + residual``, rounded to the dtype of ``x``, is normalised and also
             returned: the residual stream of a transformer.
-        weight_offset: added to ``weight`` in float32; 0 without an offset.
+        weight_offset: added to ``weight`` in float32; 0 means no offset.
         round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
             gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
         return_rstd: also return ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, for :func:`rms_norm_backward`.
-        main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, block by block
-            of 8192 rows, and gives ``weight`` itself none. The conditions are the same as for :func:`linear`.
+        main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, in blocks of
+            8192 rows. ``weight`` itself gets no gradient. The conditions are the same as for :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.
@@ -215,8 +215,8 @@ def rms_norm(
 
 
 def _no_offset(weight_offset: Any) -> Any:
-    """The offset without a weight: 0, the only number that is not refused. A trace may hold that number as a symbol,
-    whose value the checks do not know."""
+    """The offset of a call without a weight. Every number except 0 is refused. Zero is returned as a constant, because
+    a trace may hold it as a symbol whose value the checks do not know."""
     is_number = _check.is_number(weight_offset) and not isinstance(weight_offset, bool)
     return 0.0 if is_number and weight_offset == 0 else weight_offset
 
@@ -248,19 +248,19 @@ def rms_norm_backward(
 
     Args:
         dy: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous.
-        h: ``[..., K]``, of the dtype of ``dy``: the row that was normalised, ``x``, or ``new_residual`` if a residual
-            was given.
+        h: ``[..., K]``, of the dtype of ``dy``: the row that was normalised: ``new_residual`` if a residual was given,
+            else ``x``.
         weight, eps, weight_offset, round_before_weight: as given to :func:`rms_norm`.
-        rstd: float32 ``[...]``, contiguous, as :func:`rms_norm` returned it; with None it is computed again, with the
+        rstd: float32 ``[...]``, contiguous, as :func:`rms_norm` returned it; None: rstd is computed again, with the
             same bits.
         d_new_residual: ``[..., K]``, of the dtype of ``dy``: the gradient of ``new_residual``, added before ``dx`` is
             rounded; None means 0.
         main_grad: float32 ``[K]``, to which the gradient of ``weight`` is added in place, in blocks of 8192 rows.
         dweight_dtype: the dtype of ``weight`` (default), the dtype of ``dy``, or float32.
-        return_dx, return_dweight: whether each is computed. Without a weight there is no dweight.
+        return_dx, return_dweight: whether dx and dweight are computed. Without a weight there is no dweight.
     Returns:
-        ``(dx, dweight)``, with None for a gradient that was not asked for: ``dx`` has the shape and dtype of ``dy`` and
-        is the gradient of ``x`` and of ``residual``, ``dweight`` is ``[K]``, or ``main_grad`` itself.
+        ``(dx, dweight)``, with None for a gradient that was not asked for: ``dx`` has the shape and dtype of ``dy``; it
+        is the gradient of ``x`` and of ``residual``. ``dweight`` is ``[K]``, or ``main_grad`` itself.
     Raises: as :func:`rms_norm`; BufferError where ``main_grad`` is read-only.
     Source: docs/numerics.md, rules 3 and 9.
     Example:
@@ -294,7 +294,7 @@ def rms_norm_backward(
     return _call.call(_BACKWARD, arrays, (*how, dtype))
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_NORM_Y = Bound(
     lambda columns, expected, inner=0.0, inner_least=0.0, other_scale=0.0: (

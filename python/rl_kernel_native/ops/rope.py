@@ -22,7 +22,8 @@ _C = functions(
 
 
 def _names(transposed: bool) -> tuple[str, str]:
-    """Names of the arrays that are rotated, or rotated back. Dynamo of torch 2.11 cannot index a tuple by a bool."""
+    """Names of the arrays that are rotated, or rotated back. An if expression is used because Dynamo of torch 2.11
+    cannot index a tuple by a bool."""
     return ("dq_out", "dk_out") if transposed else ("q", "k")
 
 
@@ -39,7 +40,8 @@ def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """Rotates tangents, and rotates gradients back. Heads are independent, so missing arrays are left out."""
+    """Rotates tangents, and rotates gradients back. Heads are independent, so an array without a tangent or gradient is
+    left out."""
     q, k = given
     if wanted is not None:
         how = (*how[:-1], not how[-1])
@@ -56,7 +58,8 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """The vmap rule: a batch adds one dimension of tokens, unless each element has its own table."""
+    """The vmap rule: a batch becomes one more dimension of tokens. If each element has its own table, vmap calls each
+    element alone."""
     q, k, cos, sin, position_ids, *options = inputs
     if position_ids is not None and tuple(dims[2:4]) != (None, None):
         return None
@@ -87,7 +90,7 @@ _ROPE = Operator(
         incoming=("dq_out", "dk_out"),
         along=_along,
         constants="is a constant of the rotation and gets no gradient",
-        dims=4,  # two dimensions of tokens may have any strides
+        dims=4,  # up to two token dimensions may have any strides
         batch=_batch,
     ),
 )
@@ -122,29 +125,29 @@ def rope(
 
     Args:
         q: ``[..., num_q_heads, head_dim]``, float32, bfloat16 or float16; last dimension contiguous. The other
-            dimensions are tokens. Their strides must merge to at most two in all arrays: none, one or two dimensions of
-            any strides, or more dimensions that are contiguous to each other.
+            dimensions are tokens. In every array, the token dimensions must merge to at most two strides: at most two
+            dimensions may have any strides, and further dimensions must be contiguous to each other.
         k: ``[..., num_kv_heads, head_dim]`` of the same dtype and tokens, or None.
-        cos, sin: float32 or the dtype of ``q``, last dimension contiguous and ``rotary_dim`` (``partial_dim``, else
-            ``head_dim``) or half of that wide. They have one value per rotated column, in the order of columns, or one
-            per pair. With ``position_ids`` they are tables ``[max_position, width]``; else ``[tokens..., width]``,
-            where a dimension may be 1 for all tokens.
+        cos, sin: float32 or the dtype of ``q``, last dimension contiguous. The width is ``rotary_dim``
+            (``partial_dim``, else ``head_dim``), one value per rotated column in the order of columns, or half of it,
+            one value per pair. With ``position_ids`` the arrays are tables ``[max_position, width]``. Otherwise they
+            are ``[tokens..., width]``, and a token dimension of size 1 serves all tokens.
         position_ids: int32 or int64, the shape of the tokens (a dimension may be 1), in ``[0, max_position)``. An id
-            out of range is a ValueError on the CPU; on a GPU the columns that it would rotate are NaN, and no other
-            token is affected.
+            out of range is a ValueError on the CPU. On a GPU, the columns that such an id would rotate are NaN, and no
+            other token is affected.
         interleaved: pairs are columns ``(2i, 2i + 1)`` (GPT-J, GLM-4, Llama 4), not ``(i, i + rotary_dim / 2)``
-            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves, so it gives the same values in
-            another order.
+            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves; this function gives the same
+            values in another order.
         partial_dim: number of leading columns that are rotated, even; the other columns are copied bit for bit.
         intermediate: ``"float32"``: products and sums are float32, fused, and rounded once to the dtype of ``q``.
             ``"input"``: angles, each product and the sum are rounded to the dtype of ``q``, as in ``q * cos +
             rotate_half(q) * sin``: Hugging Face's bytes in bfloat16.
-        mrope_sections: three sizes that sum to ``rotary_dim / 2``: pairs take their angles from temporal, height or
-            width positions, section by section. ``position_ids``, or without them ``cos`` and ``sin``, then have a
-            leading dimension of 3. (Qwen3-VL interleaves the sections; pass it cos and sin already merged.)
+        mrope_sections: three sizes that sum to ``rotary_dim / 2``: the pairs of the three sections take their angles
+            from temporal, height and width positions. ``position_ids``, or without them ``cos`` and ``sin``, then have
+            a leading dimension of 3. (Qwen3-VL interleaves the sections; pass it cos and sin already merged.)
         head_axis: the axis of heads in ``q`` and ``k``.
     Returns:
-        ``(q_out, k_out)``, contiguous, of the shapes and dtypes of ``q`` and ``k``; ``k_out`` is None where ``k`` is.
+        ``(q_out, k_out)``, contiguous, of the shapes and dtypes of ``q`` and ``k``; ``k_out`` is None if ``k`` is None.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
         build has no kernel for the device.
@@ -179,12 +182,12 @@ def rope_backward(
 ) -> tuple[ArrayT, ArrayT | Any]:
     """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd also calls it.
 
-    Backward is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, it
+    Backward is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, backward
     rotates by the negative angle: ``(a cos + b sin, b cos - a sin)``.
 
     Args: ``dq_out`` and ``dk_out`` have the shapes and dtypes of ``q`` and ``k``; ``dk_out`` may be None. The other
         arguments are as given to :func:`rope`.
-    Returns: ``(dq, dk)``, contiguous; None where there is no ``dk_out``.
+    Returns: ``(dq, dk)``, contiguous; ``dk`` is None without ``dk_out``.
     Raises: as :func:`rope`.
     Source: docs/numerics.md, rules 3 and 8.
     Example:
@@ -221,12 +224,12 @@ def _rotate(
         if result is not NotImplemented:
             return result
     if type(head_axis) is int and 0 <= head_axis < getattr(q, "ndim", 0) - 1 and getattr(k, "ndim", q.ndim) == q.ndim:
-        # Counted from the end, the axis stays valid if a batch dimension is added in front.
+        # The axis is counted from the end, so that it stays valid if a batch dimension is added in front.
         options = (*options[:-2], head_axis - q.ndim, transposed)
     return _call.call(_ROPE, arrays, options)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_ROPE = Bound(
     lambda scale, inner=0.0, inner_least=0.0: (2 * U + 3 * inner * (1 + 3 * inner)) * scale + 3 * inner_least,

@@ -33,16 +33,16 @@ class SampleStatus(IntFlag):
 
     Attributes:
         NAN_LOGIT: a column that may be drawn holds a NaN.
-        INF_LOGIT: the largest logit / temperature * log2(e), rounded up, is 2^21 or more. The cause is an infinity or a
-            tiny temperature.
+        INF_LOGIT: the largest logit / temperature * log2(e), rounded up, is 2^21 or more. The cause is an infinite
+            logit or a tiny temperature.
         EMPTY_ROW: no column is allowed, or every allowed logit / temperature * log2(e) is -2^21 or less.
         BAD_TEMPERATURE: the row's temperature is not a finite normal number > 0.
-        BAD_PARAMETER: the row's top_k is negative, its top_p is outside (0, 1], or its min_p is outside [0, 1]. With a
-            vocabulary over ranks, also a row that :func:`sample_partial` does not support.
+        BAD_PARAMETER: the row's top_k is negative, its top_p is outside (0, 1], or its min_p is outside [0, 1]. If the
+            vocabulary is split over ranks, this bit also marks a row that :func:`sample_partial` does not support.
         BAD_POSITION: the row's position lies outside [0, 2^32).
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
-        BAD_BIAS: the row's bias has such an id or such offsets, or its ids do not ascend.
+        BAD_BIAS: the row's bias has an id outside ``[0, vocab_size)``, bad offsets, or ids that do not ascend.
         BAD_SHARDS: the row's payloads for :func:`sample_merge` do not come from every shard exactly once, or belong to
             another call.
         KEPT_OVERFLOW: the row's kept set did not fit into ``kept_capacity``: its count is 0 and its log-probability is
@@ -64,19 +64,20 @@ class SampleStatus(IntFlag):
 
 
 class SampleResult(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`sample`; fields that were not asked for are None.
+    """The result of :func:`sample`. Fields that the caller did not ask for are None.
 
     Attributes:
         ids: int64 ``[num_rows]``, in ``[0, valid_vocab)``, or -1 in a bad row.
         logprob: float32 ``[num_rows]``, under the distribution that the token was drawn from.
-        raw_logprob: float32 ``[num_rows]``, under the unprocessed logits at temperature 1, with no token cut or
+        raw_logprob: float32 ``[num_rows]``, under the unprocessed logits at temperature 1, where no token is cut or
             forbidden.
-        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of each distribution, by
-            descending logit, equal logits by ascending id; -1 if the row's log-probability of that kind is NaN.
-        top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: their log-probabilities. Tokens that were
-            cut come last, by id, with -Inf.
+        top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of the processed and of the raw
+            distribution, by descending logit, equal logits by ascending id. They are -1 if the row's ``logprob`` or
+            ``raw_logprob`` is NaN.
+        top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: the log-probabilities of ``top_ids`` and
+            ``raw_top_ids``. Tokens that were cut come last, by id, with -Inf.
         kept_ids: int32 ``[kept_capacity]``, ascending in each row; entries outside ``kept_offsets`` are not written.
-        kept_offsets: int64 ``[num_rows + 1]``; a row with count 0 kept every column.
+        kept_offsets: int64 ``[num_rows + 1]``; an empty list means that the row kept every column.
         status: int32 ``[num_rows]``, :class:`SampleStatus`.
     """
 
@@ -93,7 +94,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 
     @property
     def kept(self) -> tuple[Any, Any] | None:
-        """The kept sets as ``logprob(kept=...)`` takes them."""
+        """The kept sets in the form of the argument ``kept`` of :func:`logprob`."""
         return None if self.kept_offsets is None else (self.kept_ids, self.kept_offsets)
 
 
@@ -180,9 +181,9 @@ def sample(
 ) -> SampleResult[ArrayT]:
     """Draws one token per row, and returns its log-probability and the set of tokens that truncation kept.
 
-    A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. It is the same in any
-    batch and row, and can be drawn again. ``logprob(logits, ids, temperature=..., kept=result.kept)`` gives this call's
-    log-probability, bit for bit. A trainer can therefore score the distribution that the rollout drew from.
+    A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. The token is the same
+    in any batch and row, and can be drawn again. ``logprob(logits, ids, temperature=..., kept=result.kept)`` gives this
+    call's log-probability, bit for bit. A trainer can therefore score the distribution that the rollout drew from.
 
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
@@ -190,21 +191,21 @@ def sample(
         seed, sample_id, position: the key of the random words; see :func:`random_bits`. Each is a number or
             ``[num_rows]``.
         temperature: finite number > 0, or float32 ``[num_rows]``.
-        top_k: integer, or ``[num_rows]`` int32 or int64: keeps the first k columns by descending logit, equal logits by
-            id. 0 cuts nothing.
-        top_p: number in (0, 1], or float32 ``[num_rows]``: keeps each token if the tokens ranked before it have less
-            than ``top_p`` of the mass.
+        top_k: integer, or ``[num_rows]`` int32 or int64: keeps the k columns with the largest logits; among equal
+            logits, lower ids come first. 0 cuts nothing.
+        top_p: number in (0, 1], or float32 ``[num_rows]``: keeps a token if the more probable tokens before it have
+            less than ``top_p`` of the probability in total.
         min_p: number in [0, 1], or float32 ``[num_rows]``: keeps tokens with at least ``min_p`` times the largest
             probability.
         repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias: see :func:`process_logits`;
-            ``logprob`` then refers to the logits that it gives.
-        greedy: bool, or bool ``[num_rows]``: take the largest logit at temperature 1; of several largest, the lowest
-            id.
+            ``logprob`` then refers to the logits that :func:`process_logits` returns.
+        greedy: bool, or bool ``[num_rows]``: take the largest logit at temperature 1; among equal largest logits, the
+            lowest id.
         allowed: int32 ``[num_rows, ceil(vocab_size / 32)]``, or None: bit j % 32 of word j / 32 allows token j, as in
             xgrammar.
         valid_vocab: number of real tokens in a padded vocabulary; None: all columns.
-        order: ``"vllm"``: min_p, top_k, top_p; ``"hf"``: top_k, top_p, min_p; ``"sglang"``: each on the whole row
-            (docs/sampling.md).
+        order: ``"vllm"``: min_p, top_k, top_p; ``"hf"``: top_k, top_p, min_p; ``"sglang"``: each cut is computed on the
+            whole row (docs/sampling.md).
         return_logprob: ``"processed"``, ``"raw"``, ``"both"`` or ``"none"``.
         n_logprobs: the number of most probable tokens to return with their log-probabilities, for each kind that
             ``return_logprob`` names; at most 256 and ``valid_vocab``. Values other than -Inf equal :func:`logprob` of
@@ -260,7 +261,7 @@ def _count(n_logprobs: Any, return_logprob: str) -> int:
 
 
 def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: Any, top_k: Any, greedy: Any) -> Any:
-    """Number of kept ids, or -1 if they are not wanted."""
+    """Number of entries of kept_ids, or -1 if the caller does not want kept sets."""
     if not _check.flag("return_kept", return_kept):
         if kept_capacity is not None:
             raise ValueError(f"kept_capacity: expected None without return_kept, got {_check.shown(kept_capacity)}")
@@ -275,7 +276,7 @@ def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: A
     return rows * columns
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -1,5 +1,5 @@
-"""Sampling from a vocabulary that is split over ranks: payloads of each shard, in one exchange or in four rounds, and
-one merge. The contract is a part of cpp/include/rlk/ops/sample.h."""
+"""Sampling from a vocabulary that is split over ranks. Each shard computes payloads, in one exchange or in four rounds,
+and a merge draws the tokens. The contract is a part of cpp/include/rlk/ops/sample.h."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROUNDS, SPLITTERS, BINS = 4, 1024, 1033
 
 
 def _words(round_: int, vocab_size: Any, widest: Any, shards: Any) -> Any:
-    """Words of a row's payload in a round."""
+    """The number of words in a row's payload of a round."""
     step = (vocab_size + SPLITTERS - 1) // SPLITTERS
     if round_ == 1:
         return HEAD_WORDS + 2 * ((widest + step - 1) // step)
@@ -153,22 +153,23 @@ def sample_partial(
             ``vocab_start + shard`` of the rows; columns contiguous. Not modified.
         vocab_start, vocab_size: as for :func:`logprob_partial`: a shard consists of whole parts of docs/numerics.md,
             rule 5. Shards need not be equal, and a shard without valid columns may be at any place.
-        top_k: as for :func:`sample`; in one exchange at most 256, and a row with ``top_p`` or ``min_p`` needs it.
+        top_k: as for :func:`sample`; in one exchange it is at most 256, and rows with ``top_p`` or ``min_p`` need a
+            ``top_k``.
         top_p: as for :func:`sample`; in one exchange with ``order="sglang"`` it must be 1.
         max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
-            None: ``top_k`` if that is a number, else 64. ``max_top_k`` must be None in rounds.
-        earlier: None for one exchange. In rounds, the payloads of the earlier rounds: none to three int32 arrays
-            ``[shards, num_rows, words]``. Round k takes k - 1 payloads, with all shards in the same order.
+            None: ``top_k`` if ``top_k`` is a number, else 64. ``max_top_k`` must be None in rounds.
+        earlier: None for one exchange. In rounds, the payloads of the earlier rounds: zero to three int32 arrays
+            ``[shards, num_rows, words]``. Round k takes k - 1 arrays, with all shards in the same order.
         max_shard: in rounds, the number of columns of the widest shard; None: the width of this shard.
-        return_kept: whether round 4 also returns the kept tokens that this shard owns.
-        history, logit_bias, allowed: those of the whole vocabulary, with global ids and columns.
+        return_kept: whether round 4 also returns the kept tokens of this shard.
+        history, logit_bias, allowed: for the whole vocabulary, with global ids and columns.
     The other arguments are as for :func:`sample`, the same on every rank.
     Returns: int32 ``[num_rows, 16 + 3 * max_top_k]``; the contract defines its words. In rounds, int32
-        ``[num_rows, words]``. With ``return_kept``, that array and ``(kept_ids, kept_offsets)``: int32
+        ``[num_rows, words]``. With ``return_kept``, a pair of this array and ``(kept_ids, kept_offsets)``: int32
         ``[num_rows * shard]`` with global ids, ascending in each row, and int64 ``[num_rows + 1]``. A row without
         truncation lists every column of the shard.
-    Raises: as :func:`sample`; ValueError for a shard that is not whole parts, or for parameters that one exchange
-        cannot serve. In per-row arrays, such parameters give their row ``SampleStatus.BAD_PARAMETER``.
+    Raises: as :func:`sample`; ValueError for a shard that does not consist of whole parts, or for parameters that one
+        exchange cannot serve. In per-row arrays, such parameters give their row ``SampleStatus.BAD_PARAMETER``.
     Source: the contract; docs/sampling.md.
 
     Example:
@@ -263,22 +264,21 @@ def sample_merge(
     stream: int = 0,
     exp: Exp = None,
 ) -> SampleResult[ArrayT]:
-    """Draws tokens from the payloads of all shards of a vocabulary: the result has the bytes of :func:`sample` on the
-    whole rows. Every rank with all payloads gets every result, including kept sets.
+    """Draws tokens from the payloads of all shards of a vocabulary. The result has the bytes of :func:`sample` on the
+    whole rows. Every rank that passes all payloads gets the whole result, including kept sets.
 
     Args:
         payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` from :func:`sample_partial`, of each shard once, in
             any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
-            once, or if another argument of their call differed from this one's. Different penalties, masks and logits
-            are not detected.
-        allowed: as for :func:`sample`; read only if ``return_kept`` asks for kept sets of rows without other
-            truncation.
-        return_logprob: as for the partials. ``"raw"`` and ``"both"`` make equal payloads, and so do ``"processed"`` and
-            ``"none"``.
-        return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, since each
-            shard has its own kept ids.
+            once, or if their calls had other arguments than this call. Differences in penalties, masks and logits are
+            not detected.
+        allowed: as for :func:`sample`; read only with ``return_kept``, for rows that nothing else truncates.
+        return_logprob: as for :func:`sample_partial`. ``"raw"`` and ``"both"`` make equal payloads; ``"processed"`` and
+            ``"none"`` also make equal payloads.
+        return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, because
+            :func:`sample_partial` returns each shard's kept ids.
         in_rounds: whether the payloads come from round 4.
-    The other arguments are as for the partials.
+    The other arguments are as for :func:`sample_partial`.
     Returns:
         :class:`SampleResult`; the fields of the most probable tokens are None.
     Raises:

@@ -1,4 +1,4 @@
-"""Rewards of sequences, spans and tokens as one reward per token: arguments, dispatch, results. The contract is
+"""Turns rewards of sequences, spans and tokens into one reward per token: arguments, dispatch, results. The contract is
 cpp/include/rlk/ops/scatter_rewards.h."""
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _PLACES = ("last", "first", "spread")  # SpanPlace
 
 
 class ScatteredRewards(NamedTuple, Generic[ArrayT]):
-    """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) float32 with the
-    mask's shape, and 0 where the mask is 0; ``lengths`` int64 ``[num_sequences]``: numbers of tokens that count."""
+    """``rewards``, ``costs`` (None without ``cost``) and ``combined`` (None without ``lagrange``) are float32 with the
+    mask's shape, and 0 where the mask is 0. ``lengths`` is int64 ``[num_sequences]``, the number of tokens that
+    count."""
 
     rewards: ArrayT
     costs: ArrayT | Any
@@ -47,7 +48,7 @@ def _overlong(overlong: Any) -> tuple[float, int, int]:
 
 
 def _together(arrays: dict[str, Any]) -> None:
-    """Raises unless all arrays are given, or none."""
+    """Raises an error if some of the arrays are given and others are not."""
     missing = [name for name, array in arrays.items() if array is None]
     if missing and len(missing) < len(arrays):
         given = next(name for name in arrays if name not in missing)
@@ -69,7 +70,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
     return mask.shape, mask.shape if cost is not None else None, mask.shape if combines else None, (num,)
 
 
-# spec: the contract's fields. has_value: whether the multiplier is `value` instead of an array.
+# spec: the fields of the contract's spec. has_value: whether the number `value` replaces the array lagrange.
 _SCATTER_REWARDS = Operator(
     "scatter_rewards",
     "mask, rewards?, token_rewards?, spans?, span_offsets?, span_rewards?, logprob?, ref_logprob?, cost?, cu_seqlens?, "
@@ -113,10 +114,10 @@ def scatter_rewards(
     gradient are treated as detached. Nothing waits for a device.
 
     Args:
-        rewards: float32 ``[num_sequences]``, any stride, or None: none.
+        rewards: float32 ``[num_sequences]``, any stride, or None for no sequence rewards.
         mask: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); any mask
-            (docs/tokens.md); tokens contiguous, rows with any stride. A token counts if its mask is not 0; at other
-            tokens the other arrays may hold any value.
+            (docs/tokens.md); tokens contiguous, rows with any stride. A token counts if its mask is not 0. For a token
+            that does not count, the other arrays may hold any value.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         token_rewards: float32, of the shape of ``mask``, or None.
         spans: int32 or int64 ``[num_spans, 2]``, contiguous: each span's first position and the position after its
@@ -125,8 +126,8 @@ def scatter_rewards(
         span_offsets: int32 or int64 ``[num_sequences + 1]``: sequence s has spans ``[span_offsets[s], span_offsets[s +
             1])``, as in :func:`loss_mask_from_spans`.
         span_rewards: float32 ``[num_spans]``, contiguous.
-        place: a span's reward goes to its ``"last"`` token that counts, to its ``"first"``, or is ``"spread"`` over all
-            of them in equal shares.
+        place: a span's reward goes to its ``"last"`` token that counts, to its ``"first"`` token that counts, or is
+            ``"spread"`` in equal shares over all its tokens that count.
         logprob, ref_logprob: float32, of the shape of ``mask``; required if ``kl_coef`` is not 0, else never read.
         kl_coef: >= 0; factor of the KL that is subtracted from every token's reward.
         kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; pass any
@@ -135,18 +136,18 @@ def scatter_rewards(
             number of its tokens that count.
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
             buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it grows further.
-        cost: float32 ``[num_sequences]`` or None: cost of a constraint, placed at the last token that counts,
-            separately from rewards.
-        lagrange: weight of the cost, with ``combined = rewards - lagrange * costs``. It is a finite number >= 0, or one
-            float32 element on the device; a negative, infinite or NaN element makes ``combined`` NaN. None: no
+        cost: float32 ``[num_sequences]`` or None: cost of a constraint. It goes to the last token that counts, in the
+            separate array ``costs``.
+        lagrange: weight of the cost: ``combined = rewards - lagrange * costs``. It is a finite number >= 0, or an array
+            of one float32 element on the device; a negative, infinite or NaN element makes ``combined`` NaN. None: no
             ``combined``.
         normalize_lagrange: ``combined`` is divided by ``1 + lagrange``.
     Returns: :class:`ScatteredRewards`.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
-        combination; RuntimeError if this build has no kernel for the device. On a CPU ValueError for spans that
-        are not in their sequence, and for bad span_offsets or cu_seqlens (docs/tokens.md); on a GPU the sequence of
-        such a span has NaN at its last token that counts, and sequences next to bad offsets have NaN at all tokens.
+        combination; RuntimeError if this build has no kernel for the device. On a CPU, ValueError for spans outside
+        their sequence and for bad span_offsets or cu_seqlens (docs/tokens.md). On a GPU, the sequence of a bad span has
+        NaN at its last token that counts, and sequences next to bad offsets have NaN at all tokens.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; DAPO, arXiv:2503.14476; Safe RLHF, arXiv:2310.12773.
 
     Example:
@@ -190,7 +191,7 @@ def scatter_rewards(
     return ScatteredRewards(*call(_SCATTER_REWARDS, arrays, (list(spec), has_value, value)))
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_REWARD = Bound(
     lambda expected, largest: 8 * U * (expected + largest) + 1e-6 * largest,

@@ -44,7 +44,8 @@ class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sums of a tangent; or the gradient, in which each token gets the gradient of its sequence's sum."""
+    """The sums of a tangent if ``wanted`` is None. Otherwise the gradient: each token gets the gradient of its
+    sequence's sum."""
     tokens, mask, cu_seqlens = arrays
     if wanted is None:
         return call(_SEQUENCE_LOGPROB, (given[0], mask, cu_seqlens), (False,))[:1]
@@ -71,7 +72,7 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
 
 
-# The backward takes the mask beside a gradient whose shape is one of the options.
+# The backward gets the mask as an array, and the gradient's shape as options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
     "logprob, mask?, cu_seqlens?",
@@ -108,23 +109,24 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
     padding to its right, and on every backend. The sum is a perfect binary tree over positions from the sequence's
     first token on, as in every operator. The sum is differentiable (torch) in ``logprob``, any number of times.
 
-    A sequence cut at multiples of 2^k tokens can be summed part by part. ``sequence_logprob(parts)``, with the parts'
-    float32 sums ``[num_sequences, num_parts]`` in order, has the bits of the whole.
+    A sequence may be cut into parts of 2^k tokens (the last part may be shorter) and summed part by part. If ``parts``
+    holds the float32 sums of all parts in order, ``[num_sequences, num_parts]``, then ``sequence_logprob(parts)`` has
+    the bits of the sum over the whole sequence.
 
     Args:
-        logprob: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; float32,
+        logprob: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` for one sequence or with ``cu_seqlens``; float32,
             bfloat16 or float16, last dimension contiguous.
-        mask: any mask (docs/tokens.md) of that shape; a token counts if its mask is not zero. Other tokens may hold any
-            value, including NaN and Inf. None: all tokens count.
+        mask: any mask (docs/tokens.md) of the shape of ``logprob``; a token counts if its mask is not zero. Other
+            tokens may hold any value, including NaN and Inf. None: all tokens count.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
-            cu_seqlens[i + 1])``. The first is 0; tokens after the last belong to no sequence and are not read, so a
-            packed array may be larger than its content (:func:`pack`). A GPU's offsets are not copied to the host: a
-            sequence with invalid offsets has sum NaN, count 0 and status 1.
+            cu_seqlens[i + 1])``. The first offset is 0. Tokens from the last offset on belong to no sequence and are
+            not read, so a packed array may be larger than its content (:func:`pack`). Offsets on a GPU are not copied
+            to the host; there, a sequence with invalid offsets has sum NaN, count 0 and status 1.
         return_status: also return an int32 array ``[num_sequences]``, 1 for invalid offsets, else 0.
     Returns:
         :class:`SequenceLogprob`, ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with
-        ``return_status`` :class:`SequenceLogprobAndStatus`, the status third. An empty or wholly masked sequence has
-        sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
+        ``return_status``, :class:`SequenceLogprobAndStatus`, whose third field is the status. An empty or wholly masked
+        sequence has sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
     Raises:
         TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for invalid offsets;
         RuntimeError if this build has no kernel for the device.
@@ -161,7 +163,7 @@ def sequence_logprob_backward(
     Args:
         dsum: ``[num_sequences]`` float32.
         mask, cu_seqlens: as given to :func:`sequence_logprob`.
-        num_tokens: number of tokens of a padded row, or of the packed array.
+        num_tokens: number of tokens in a padded row, or in the packed array.
         dtype: the dtype of ``logprob``: float32, bfloat16 or float16.
     Returns:
         ``[num_sequences, num_tokens]``, or ``[num_tokens]`` with ``cu_seqlens`` or a mask of one dimension: ``dsum`` of
@@ -182,7 +184,7 @@ def sequence_logprob_backward(
     return _call.call(_BACKWARD, (dsum, mask, cu_seqlens), (num_tokens, code, is_flat))[0]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 _OFF_SEQUENCE_SUM = Bound(
     lambda terms, scale: (12 + terms / 2048) * U * scale + 1e-30,

@@ -70,8 +70,9 @@ def shift_labels_packed(
 ) -> ArrayT:
     """For each token, the next token of its sequence: the label of the token's logits.
 
-    The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in its own
-    order. The token after a chunk's last token is on another rank, so the call takes the ``ids`` of all ranks.
+    The last token of a sequence has no label. A context-parallel rank gets the labels of its own tokens, in the order
+    in which it holds them. The label of a chunk's last token may be on another rank, so the call takes the ``ids`` of
+    all ranks.
 
     Args:
         ids: ``[num_tokens]`` int32 or int64, contiguous: all ranks' tokens, packed.
@@ -79,8 +80,8 @@ def shift_labels_packed(
         mask: ``[num_tokens]``, any mask (docs/tokens.md): a token whose mask is zero is not used as a label.
         cp_rank, cp_size: rank and size of context parallelism; ``num_tokens`` is a multiple of ``cp_size``.
         cp_layout: ``"zigzag"``, as in Megatron: each sequence has ``2 cp_size`` chunks, and a rank has chunks
-            ``cp_rank`` and ``2 cp_size - 1 - cp_rank``. Offsets must then be multiples of ``2 cp_size``; others are a
-            ValueError on the CPU, and give no labels for that sequence on a GPU. ``"contiguous"``, as in Ulysses: the
+            ``cp_rank`` and ``2 cp_size - 1 - cp_rank``. Offsets must then be multiples of ``2 cp_size``. Other offsets
+            are a ValueError on the CPU; on a GPU, the sequence gets no labels. ``"contiguous"``, as in Ulysses: the
             packed array is cut into ``cp_size`` parts.
         ignore_index: the label of a token without a next token.
     Returns:
@@ -114,11 +115,12 @@ def loss_mask_from_spans(
         span_offsets: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` has spans ``[span_offsets[i],
             span_offsets[i + 1])``.
         cu_seqlens: offsets of packed sequences, ``[num_sequences + 1]``; None: the mask is padded.
-        num_tokens: of a padded row, or of the packed array.
+        num_tokens: the number of tokens in a padded row, or in the packed array.
     Returns:
         bool, ``[num_sequences, num_tokens]`` or ``[num_tokens]``.
     Raises:
-        As :func:`shift_labels_packed`; on the CPU also for a span that leaves its sequence; a GPU uses the part inside.
+        As :func:`shift_labels_packed`; on the CPU also for a span that leaves its sequence; a GPU uses the part of the
+        span that is inside.
     Source: the contract.
     Example:
         >>> spans, span_offsets = torch.tensor([[1, 3], [4, 5]]), torch.tensor([0, 2])  # two spans of one sequence
@@ -140,22 +142,22 @@ def tool_mask(
     include_end: bool = True,
     mask: AnyArray | None = None,
 ) -> ArrayT:
-    """True for the tokens of an assistant's turns, found by the ids of the markers around them. Training then skips
-    prompts and tool results.
+    """True for the tokens of an assistant's turns, which the function finds by the ids of the markers around a turn.
+    With this mask, training skips prompts and tool results.
 
     A turn begins after the ids of ``begin``. The turn ends with the next ids of ``end`` or with its sequence. The model
-    wrote the ids of ``end``, so they belong to the turn. The same ids give the same mask in rollout and trainer,
-    because nothing is tokenised again.
+    generates the ids of ``end``, so by default they belong to the turn. The same ids give the same mask in rollout and
+    trainer, because nothing is tokenised again.
 
     Args:
-        ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` of one sequence or beside ``cu_seqlens``; int32 or
-            int64, last dimension contiguous. Padding without a marker belongs to an unclosed turn before it: pass
-            ``mask``, or pack.
+        ids: ``[num_sequences, num_tokens]``, or ``[num_tokens]`` for one sequence or with ``cu_seqlens``; int32 or
+            int64, last dimension contiguous. Padding after a turn without an ``end`` marker would belong to the turn:
+            pass ``mask``, or pack the sequences.
         begin: 1 to 16 ids, such as those of ``<|im_start|>assistant\\n``.
         end: 1 to 16 ids, such as that of ``<|im_end|>``.
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64.
         include_end: whether the mask includes the tokens of ``end``.
-        mask: of the shape of ``ids`` or None; where it is 0, such as at padding, nothing is marked.
+        mask: of the shape of ``ids`` or None; tokens whose mask is 0, such as padding, get False.
     Returns:
         bool, of the shape of ``ids``.
     Raises:
@@ -193,7 +195,7 @@ def _marker(name: str, ids: Any) -> list[int]:
     return [_check.integer64(name, i) for i in ids]
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

@@ -27,7 +27,7 @@ SILU, GELU, GELU_TANH = range(3)
 
 
 def _first_name(_: Any, arrays: Any) -> str:
-    """The name of the gate's array, which holds both halves if there is no ``up``."""
+    """The name of the first array in errors: without ``up``, that array holds both gate and up."""
     return "gate_up" if arrays and arrays[-1] is None else "gate"
 
 
@@ -104,10 +104,10 @@ def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool
 
     An element has the same bits in any batch, at any position and stride, and on every backend. Arithmetic is float32
     with this library's own exponential; the result is rounded once. Differentiable (torch) in ``gate`` and ``up``, any
-    number of times; the backward recomputes the activation, and only the inputs are saved. Forward mode and second
+    number of times. Only the inputs are saved, and the backward recomputes the activation. Forward mode and second
     derivatives are composed in float64.
 
-    Frameworks round the factor of ``up`` differently:
+    Frameworks differ in whether they round the activation before it is multiplied by ``up``:
 
     - ``round_before_mul=True``, the activation rounded to the dtype: transformers 5.23 (Llama, Qwen3 and others), as
       torch's ``silu(gate) * up``; vLLM's ``silu_and_mul`` kernel; the forward of Liger 0.8.5.
@@ -116,9 +116,9 @@ def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool
     Equal rounding points do not mean equal bits, because the libraries' exponentials differ.
 
     Args:
-        gate: ``[..., I]``, float32, bfloat16 or float16, last dimension contiguous; any row stride. Without ``up``
-            this is ``gate_up``, ``[..., 2 * I]``, as a fused projection gives it: the first half of the last dimension
-            is the gate.
+        gate: ``[..., I]``, float32, bfloat16 or float16, last dimension contiguous; any row stride. Without ``up``,
+            this array is ``gate_up``, ``[..., 2 * I]``, the output of a fused projection. The first half of its last
+            dimension is the gate, the second half is ``up``.
         up: ``[..., I]``, of the shape and dtype of ``gate``, with its own strides; or None.
         round_before_mul: round the activation to the dtype before it is multiplied. The gradient passes through the
             rounding unchanged, but ``d_up`` uses the rounded activation.
@@ -144,10 +144,10 @@ def gelu_mul(
     approximate: Literal["tanh", "none"] = "tanh",
     round_before_mul: bool = False,
 ) -> ArrayT:
-    """``gelu(gate) * up``, the gated activation of GeGLU. Everything else is as for :func:`silu_mul`.
+    """``gelu(gate) * up``, the gated activation of GeGLU. Except for the activation, it works like :func:`silu_mul`.
 
-    transformers 5.23 rounds the activation (``round_before_mul=True``; Gemma's models use ``"tanh"``), and so do vLLM's
-    ``gelu_and_mul`` and ``gelu_tanh_and_mul`` kernels and Liger 0.8.5; FlashInfer's kernels do not.
+    transformers 5.23, vLLM's ``gelu_and_mul`` and ``gelu_tanh_and_mul`` kernels and Liger 0.8.5 round the activation
+    (``round_before_mul=True``). FlashInfer's kernels do not round it. Gemma's models use ``"tanh"``.
 
     Args:
         gate, up, round_before_mul: as for :func:`silu_mul`.
@@ -190,7 +190,7 @@ def silu_mul_backward(
     Args:
         dy: ``[..., I]``, of the dtype of ``gate``, last dimension contiguous.
         gate, up, round_before_mul: as given to :func:`silu_mul`.
-        return_d_gate, return_d_up: whether each is computed, if ``up`` is a separate array.
+        return_d_gate, return_d_up: whether ``d_gate`` and ``d_up`` are computed; only if ``up`` is a separate array.
     Returns:
         ``d_gate_up``, ``[..., 2 * I]``, without ``up``; else ``(d_gate, d_up)``, None for a gradient that was not asked
         for.
@@ -227,7 +227,7 @@ def gelu_mul_backward(
     return_d_gate: bool = True,
     return_d_up: bool = True,
 ) -> Any:
-    """Gradients of :func:`gelu_mul`; everything else is as for :func:`silu_mul_backward`.
+    """Gradients of :func:`gelu_mul`. The other arguments are as for :func:`silu_mul_backward`.
 
     Example:
         >>> gate, up = torch.tensor([[0.0, 1.0]]), torch.tensor([[2.0, 2.0]])
@@ -265,7 +265,7 @@ def _backward(
     return found[0] if up is None else found
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _value(added: float, cut: float, more: str, why: str) -> Bound:

@@ -51,8 +51,8 @@ METRICS = (
 
 class ValueMetrics(MetricVector):
     """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is one element, without a copy
-    to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the contract. Micro-batches
-    and ranks add the sums and ``num_tokens`` to get the metrics of the whole batch."""
+    to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the contract. To get the
+    metrics of the whole batch, add the sums and ``num_tokens`` of all micro-batches and ranks."""
 
     names: tuple[str, ...] = METRICS
 
@@ -80,7 +80,7 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *(how[7:] or (True,)), *tail)
 
 
-# clip and huber: infinite for none. denominator_kind: the contract's number. denominator_value: 0 for none.
+# clip and huber: infinity means none. denominator_kind: the contract's number. denominator_value: 0 means none.
 _VALUE_LOSS = Operator(
     "value_loss",
     (
@@ -115,33 +115,34 @@ def value_loss(
     denominator: float | AnyArray | None = None,
 ) -> ValueLoss[ArrayT]:
     """The value loss of PPO over tokens, ``max(h(v - R), h(clip(v, v_old - c, v_old + c) - R))`` with
-    ``h(x) = x**2 / 2``, and its metrics. The same pass computes the gradient: ``backward()`` only multiplies it by the
-    incoming gradient, if that is not 1.
+    ``h(x) = x**2 / 2``, and its metrics. The same pass computes the gradient, so ``backward()`` only multiplies it by
+    an incoming gradient that is not 1.
 
-    All backends have the same bits, and so have padded and packed sequences. Given a ``denominator``, gradients have
-    the same bits for any split of the batch into micro-batches and ranks. Masked slots may hold any value.
-    Differentiable (torch) in ``value``, once; the other arrays are constants. Two equal errors get half of the gradient
-    each, as in ``torch.maximum``; a value on its bound is inside the range, as in ``torch.clamp``.
+    Results have the same bits on all backends, padded and packed. Given a ``denominator``, gradients have the same bits
+    for any split of the batch into micro-batches and ranks. Masked slots may hold any value. Differentiable (torch) in
+    ``value``, once; the other arrays are constants. If both errors are equal, each gets half of the gradient, as in
+    ``torch.maximum``. A value that equals a bound of the clip counts as inside, as in ``torch.clamp``.
 
     Args:
         value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. The trained critic's values.
-        old_value: as ``value``, from the critic at rollout. Required exactly if ``clip`` is given; else None.
+        old_value: as ``value``, from the critic at rollout. Required if ``clip`` is given, else None.
         returns: as ``value``; the critic's targets, such as those from :func:`gae`.
         mask: of the shape of ``value``; any mask (docs/tokens.md). A token counts if its mask is not 0. None:
             all tokens count.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
-        clip: the distance from ``old_value`` beyond which a value's error no longer falls; > 0, or None for no clip.
-            verl and OpenRLHF use 0.5, TRL and slime 0.2.
-        loss_type: ``"mse"``, half of the squared error, or ``"huber"``: linear from ``huber_delta`` on, as in
-            ``torch.nn.functional.huber_loss``. slime uses the whole square: ``scale=2``.
+        clip: the distance from ``old_value`` beyond which moving ``value`` further no longer lowers its loss; > 0, or
+            None for no clip. verl and OpenRLHF use 0.5, TRL and slime 0.2.
+        loss_type: ``"mse"``, half of the squared error, or ``"huber"``, which is linear for errors above
+            ``huber_delta``, as in ``torch.nn.functional.huber_loss``. slime uses the whole squared error: pass
+            ``scale=2``.
         huber_delta: > 0; for ``"huber"``.
         aggregation, count_empty, horizon, scale, dp_size: as in :class:`PolicySpec`.
         token_weight: as in :func:`policy_loss`, with the shape of ``value``. The explained variance and all metrics
             except ``loss_sum`` count each token as 1.
-        denominator: as in :func:`policy_loss`: a number > 0, or one float32 element on the device; None: the number
-            that this call counts. ``aggregation="constant"`` requires it.
-    Returns: :class:`ValueLoss`. Without tokens the loss and its gradient are 0.
+        denominator: as in :func:`policy_loss`: a number > 0, or an array of one float32 element on the device. None:
+            the number of tokens or sequences in this call. ``aggregation="constant"`` requires a denominator.
+    Returns: :class:`ValueLoss`. If no token counts, the loss and its gradient are 0.
     Raises:
         TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that is not
         used; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
@@ -181,7 +182,7 @@ def value_loss_and_grad(
 ) -> ValueGradients[ArrayT]:
     """:func:`value_loss` and its gradient without autograd, for callers that run backward themselves.
 
-    Args: as :func:`value_loss`; torch tensors must not require a gradient, unless gradients are disabled.
+    Args: as :func:`value_loss`; torch tensors that require a gradient are an error while gradients are enabled.
     Returns: :class:`ValueGradients`: the gradient has the shape of ``value``, float32; masked slots are 0.
     Raises: as :func:`value_loss`.
     Source: docs/numerics.md, rules 3 and 10.
@@ -248,7 +249,7 @@ def _numbers(
 _known_numbers = _check.remembered(_numbers)
 
 
-# ---- how far results may be off float64 ----------------------------------------------------------------------------
+# ---- error bounds relative to float64 --------------------------------------------------------------------------------
 
 
 def _contract_rows() -> Iterator[Row]:

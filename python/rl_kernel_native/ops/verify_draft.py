@@ -1,5 +1,5 @@
-"""Speculative decoding: finds the accepted tokens of a draft, and the token after them. The function composes sample
-and logprob."""
+"""Speculative decoding: finds the accepted tokens of a draft, and the token after the accepted tokens. verify_draft is
+composed of sample and logprob."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class DraftVerification(NamedTuple, Generic[ArrayT]):
     """The result of :func:`verify_draft`.
 
     Attributes:
-        num_accepted: int64 ``[num_rows]``: the number of accepted draft tokens, from the first on.
-        next_id: int64 ``[num_rows]``: the token after them; -1 if the logits of its position are bad.
-        logprobs: float32 ``[num_rows, num_draft + 1]``: log-probabilities of the accepted tokens and the next token;
-            NaN after that.
+        num_accepted: int64 ``[num_rows]``: the number of accepted draft tokens; they are the draft's first tokens.
+        next_id: int64 ``[num_rows]``: the token after the accepted tokens; -1 if the logits at its position are bad.
+        logprobs: float32 ``[num_rows, num_draft + 1]``: log-probabilities of the accepted tokens and of the next token,
+            then NaN.
         status: int32 ``[num_rows]``, :class:`SampleStatus` of the next token's row of logits.
     """
 
@@ -59,15 +59,15 @@ def verify_draft(
 ) -> DraftVerification[ArrayT]:
     """Accepts draft tokens from the first on, and draws the token after them.
 
-    ``mode="same"`` accepts while :func:`sample` draws the draft's token at that position. Tokens and log-probabilities
-    therefore equal those of the rollout without speculation, byte for byte. The draft decides only how many tokens a
-    step gives, never which tokens.
+    ``mode="same"`` accepts a draft token if :func:`sample` draws the same token at its position, and stops at the first
+    that differs. Tokens and log-probabilities therefore equal those of a rollout without speculation, byte for byte.
+    The draft affects how many tokens a step gives, but not which tokens.
 
     ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. This mode accepts token x with
-    probability min(1, p(x) / q(x)). In place of the first rejected token it draws from max(0, p - q); after an accepted
-    last token it draws from p. Here p is the distribution from which :func:`sample` draws, and q is the draft's. This
-    mode uses the random words of stream 1, so :func:`sample` may draw the draft with the same keys. This mode holds the
-    kept sets of all steps in memory: 5 bytes per logit.
+    probability min(1, p(x) / q(x)). In place of the first rejected token, this mode draws from max(0, p - q). If all
+    draft tokens are accepted, it draws the next token from p. Here p is the distribution from which :func:`sample`
+    draws, and q is the draft's. This mode uses the random words of stream 1, so :func:`sample` may draw the draft with
+    the same keys. This mode holds the kept sets of all steps in memory: 5 bytes per logit.
 
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]
@@ -76,7 +76,8 @@ def verify_draft(
         draft_logits: ``[num_rows, num_draft, vocab_size]``, contiguous, for ``mode="rejection"``: log-probabilities of
             the draft's distribution, or its logits at temperature 1, with -Inf for cut tokens. Columns from
             ``valid_vocab`` on are not read. None: the draft is deterministic, so q(x) is 1.
-        seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; a number, or ``[num_rows]``.
+        seed, sample_id, temperature, top_k, top_p, min_p, greedy: as for :func:`sample`; each is a number, or an array
+            ``[num_rows]``.
         position: the position of the row's first draft token in its sample's output: an integer, or ``[num_rows]``.
         allowed: int32 ``[num_rows, num_draft + 1, ceil(vocab_size / 32)]``, or None.
         valid_vocab, order, exp: as for :func:`sample`.
@@ -147,7 +148,7 @@ def verify_draft(
 
 
 def _is_array(value: Any) -> bool:
-    """Checks for numbers first, because a trace may have them as symbols."""
+    """Whether the value is an array. Numbers are checked for first, because a trace may hold numbers as symbols."""
     return not _check.is_number(value) and _dispatch.is_array(value)
 
 
