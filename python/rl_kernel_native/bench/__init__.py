@@ -1,1 +1,1 @@
-"""Operators against their peers, side by side in one process: ``python -m rl_kernel_native.bench logprob``."""
+"""Times operators and their peers side by side in one process: ``python -m rl_kernel_native.bench logprob``."""

@@ -1,4 +1,4 @@
-"""The command. Needs torch; the table is drawn by rich and the plot by matplotlib where they are installed."""
+"""The command. It needs torch. If rich is installed, rich draws the table; --plot needs matplotlib."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _seconds(text: str) -> float:
 
 
 def _device(torch: Any, name: str) -> str:
-    """The device to measure on; auto is the GPU if torch and this build can use it. Otherwise a ValueError gives the
-    reason."""
+    """The device to measure on; auto is the GPU if torch and this build can use one, else the CPU. A ValueError says
+    why a named device cannot be used."""
     if name == "auto":
         return "cuda" if _native.architectures("sm_") and torch.cuda.is_available() else "cpu"
     try:
@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
     options.command = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
     if (
         options.operator != "model" and options.plot and importlib.util.find_spec("matplotlib") is None
-    ):  # before minutes of measuring
+    ):  # refuse before minutes of measuring
         parser.error(f"--plot: matplotlib is not installed; {_variants.how_to_install('bench')}")
     try:
         import torch

@@ -1,4 +1,4 @@
-"""Operators of rewards and advantages: the peers, torch's own operators, and what is timed."""
+"""Bench of the operators on rewards and advantages: the peers are formulas in torch's own operators."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MASKED_SHARE = 0.1
 
 
 class Operands(NamedTuple):
-    """The arguments in one buffer. group_advantage takes the first column of ``rewards`` alone. scatter_rewards takes
-    that column for its rewards, and the other arrays for log-probabilities."""
+    """The arguments in one buffer. group_advantage reads only the first column of ``rewards``. scatter_rewards takes
+    this column as its rewards, and ``values`` and ``rewards`` as log-probabilities."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor
@@ -36,7 +36,7 @@ Function = Callable[[Operands], Tensor]
 
 
 def loop_over_time(o: Operands) -> Tensor:
-    """As frameworks write gae: carried where the mask is 0."""
+    """gae as frameworks write it: tokens whose mask is 0 pass on the sums unchanged."""
     following = last = torch.zeros_like(o.rewards[:, 0])
     found = []
     for t in reversed(range(o.rewards.shape[1])):
@@ -61,7 +61,8 @@ def groups(o: Operands) -> Tensor:
 
 
 def scattered(o: Operands) -> Tensor:
-    """As frameworks write it: a KL of each token, and the reward at the last token of the mask."""
+    """scatter_rewards as frameworks write it: each token gets minus its KL, and the last token that counts gets the
+    reward."""
     last = o.mask.shape[1] - 1 - o.mask.long().fliplr().argmax(dim=1, keepdim=True)
     kl = (o.values - o.rewards) * o.mask
     return (-KL_COEF * kl).scatter_add(1, last, o.rewards[:, :1])
@@ -73,7 +74,8 @@ def _tokens(o: Operands) -> tuple[Tensor, ...]:
 
 
 def position_baselines(o: Operands) -> Tensor:
-    """verl's optimal token baseline, groups side by side, with its tail."""
+    """verl's optimal token baseline for all groups at once. It leaves out the baseline at the tail of the longest
+    sequence, as verl does."""
     m = o.mask.to(o.rewards.dtype)
     to_go = (o.rewards * m).flip(-1).cumsum(-1).flip(-1)
     w = ((1 - 2 * o.logprob.exp() + o.sum_p_sq) * m).cumsum(-1) * m
@@ -106,7 +108,7 @@ _WRITTEN_OUT: dict[str, Function] = {
 
 
 def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
-    """Ours first."""
+    """The peers, this library first."""
     found = [("rk", _OURS[operator]), ("torch written out", _WRITTEN_OUT[operator])]
     if use_compile and operator != "gae":  # compiling a loop over thousands of steps would take hours
         found.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
@@ -133,7 +135,8 @@ def _call(function: Function, rotated: list[Operands]) -> Call:
 
 
 def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
-    """Inputs and outputs: one byte per token of a mask, else four; masked_whiten reads its input three times."""
+    """Bytes of inputs and outputs: one byte per token of a mask, four bytes per token of another array. masked_whiten
+    reads its inputs three times."""
     if operator == "group_advantage":
         return 8 * sequences
     bytes_of_token = {

@@ -39,7 +39,7 @@ class Peer(NamedTuple):
 
 
 def _partials(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The work of all ranks over all splits, on one rank."""
+    """Computes all splits and merges them, on one rank: the work of all ranks together."""
     return rk.attention_merge(rk.attention(q, k, v, return_partials=True), out_dtype=q.dtype)
 
 
@@ -50,7 +50,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and for each other peer the reason why it cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa), Peer("rk, partials merged", _partials, False)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
@@ -97,7 +97,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error of the last tokens of a forward against float64, relative to the largest magnitude."""
+    """Worst error against float64 in the last tokens of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     result: Any = call(0)

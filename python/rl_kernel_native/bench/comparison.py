@@ -1,5 +1,5 @@
-"""The shared parts of the operators' benches: buffers larger than caches, the peers that can run here, and a run's
-rows."""
+"""The shared parts of the operators' benches: the number of buffers that exceeds caches, the peers that can run here,
+and the rows of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import rl_kernel_native as rk
 
 from .measure import Call, copy_bytes_per_second, device_text, measure
 
-# Calls rotate over buffers that together are far larger than any cache.
+# Calls rotate over buffers. Together the buffers are far larger than any cache.
 ROTATED_BYTES = {"cpu": 256 << 20, "cuda": 1 << 30}
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def count_of_buffers(bytes_each: int, device: torch.device, most: int) -> int:
 
 
 def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> tuple[list[T], list[str]]:
-    """The peers from CUDA packages that can run here, and for every other package the reason why it cannot."""
+    """The peers from CUDA packages that can run here, and a reason for every package that cannot."""
     found: list[T] = []
     absent: list[str] = []
     for name, make in makers.items():
@@ -47,7 +47,7 @@ def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> t
         else:
             try:
                 found.append(make())
-            except Exception as error:  # a peer's own failure, such as a missing compiler
+            except Exception as error:  # the peer itself fails, for example for lack of a compiler
                 absent.append(f"{name}: {type(error).__name__}: {error}")
     return found, absent
 
@@ -75,9 +75,9 @@ class Comparison:
         """Times the candidates of a pass, this library first.
 
         Args:
-            bytes_moved: by one call, at least.
-            operations: floating-point operations of a call, if they limit its speed.
-        Raises: the error of the first candidate, since the other times are relative to it.
+            bytes_moved: the least number of bytes that one call moves.
+            operations: floating-point operations of a call; given if they limit its speed.
+        Raises: the error of the first candidate, because the other times are shown relative to its time.
         """
         calls: list[tuple[Candidate, float | None]] = []
         for candidate in candidates:
@@ -107,7 +107,8 @@ class Comparison:
             self.results.append(row)
 
     def report(self, operator: str, shape: str, dtype: str, buffers: int, **sizes: Any) -> dict[str, Any]:
-        """What :mod:`rl_kernel_native.bench.report` takes. ``sizes`` are the numbers of ``shape``, by name."""
+        """The run as a dict for :mod:`rl_kernel_native.bench.report`. ``sizes`` are the numbers of ``shape``, by
+        name."""
         return {
             "operator": operator,
             "shape": shape,

@@ -37,7 +37,7 @@ class Peer(NamedTuple):
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and for each other peer the reason why it cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)
@@ -91,7 +91,7 @@ def _error(call: Call, which: str, weight: Tensor, o: Operands) -> float:
     if "backward" not in which:
         expected, got = weight[o.ids], result
     else:
-        # One column of every row, which float64 sums exactly enough.
+        # Only one column of every row is compared. float64 sums it exactly enough.
         sums = torch.zeros(weight.shape[0], dtype=torch.float64, device=weight.device)
         expected = sums.index_add_(0, o.ids, o.dy[:, 0].double())
         got = result[0][:, 0]
@@ -117,7 +117,7 @@ def run(
     candidates, absent = peers(device, use_compile)
     comparison.absent += absent
     for which in PASSES:
-        # A row of the table that tokens share is counted as read once; the gradient is written whole.
+        # A table row that several tokens share counts as read once. The gradient of the whole table is written.
         present = sum(int(o.ids.unique().numel()) for o in buffers) / len(buffers)
         elements = (tokens + present) * columns
         if "backward" in which:

@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The passes of a peer except the last one, which is torch's autograd over the peer's forward."""
+    """The passes of a peer, except the last pass: it runs torch's autograd over the peer's forward."""
 
     name: str
     forward: Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +51,7 @@ def _rk(name: str, engine: Engine) -> Peer:
 
 
 def _as_unit(unit: str) -> Peer:
-    """Ours on a CPU, with the arithmetic of a GPU's matrix unit."""
+    """This library on a CPU, with the arithmetic of a GPU's matrix unit."""
 
     def under(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         def run_under(a: Tensor, b: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def _as_unit(unit: str) -> Peer:
 
 
 def peers(device: torch.device, dtype: torch.dtype) -> list[Peer]:
-    """Ours first."""
+    """The peers, this library first."""
     found = [_rk("rk", "auto")]
     if device.type == "cuda":
         found.append(_rk("rk, native engine", "native"))
@@ -105,7 +105,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error of the first rows of the forward against float64, relative to the largest magnitude."""
+    """Worst error against float64 in the first rows of the forward, relative to the largest magnitude."""
     if which != "forward":
         return None
     got: Any = call(0)
@@ -133,7 +133,7 @@ def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, secon
 
 
 def _notes(device: torch.device) -> list[str]:
-    """A note on the peer's numbers: cuBLAS with a workspace may split K, and then is not batch-invariant."""
+    """A note on the times of torch's linear: cuBLAS with a workspace may split K, and is then not batch-invariant."""
     wrong = _blas.wrong_settings(os.environ)
     if device.type != "cuda":
         return []

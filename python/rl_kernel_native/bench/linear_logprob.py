@@ -33,7 +33,7 @@ def _torch(head: Head) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[tuple[str, Forward]], list[str]]:
-    """This library first, then every peer that can run here; and the reason for each that cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found: list[tuple[str, Forward]] = [
         ("rk", lambda head: rk.linear_logprob(*head)),
         ("rk, 512 MiB", lambda head: rk.linear_logprob(*head, workspace_bytes=512 << 20)),
@@ -67,7 +67,8 @@ def _cut() -> list[tuple[str, Forward]]:
 
 
 def _quack() -> list[tuple[str, Forward]]:
-    """Losses of tokens with the logits kept, and their sum, whose forward also computes the gradients."""
+    """Two peers: one gives a loss per token and keeps the logits; the other gives the sum, and its forward also
+    computes the gradients."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy, linear_cross_entropy_func
 
     def tokens(head: Head) -> Tensor:
@@ -94,7 +95,7 @@ def _call(forward: Forward, which: str, head: Head) -> Call:
 
 
 def _error(call: Call, which: str, head: Head) -> float | None:
-    """Worst absolute error of the log-probabilities of the first rows against float64."""
+    """Worst absolute error against float64 in the log-probabilities of the first rows."""
     if which != "forward":
         return None
     got: Any = call(0)
@@ -109,7 +110,7 @@ def run(
     rows: int, in_features: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times every peer on one head, and as a yardstick the head's bare matrix product."""
+    """Times every peer on one LM head, and for comparison the head's matrix product alone."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     generator = torch.Generator(device).manual_seed(0)
 

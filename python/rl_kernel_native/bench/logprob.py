@@ -18,14 +18,14 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + entropy", "forward + backward")
-READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # passes over all logits, at least
+READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # passes over the logits
 
 
 class Batch(NamedTuple):
     """One buffer's arguments."""
 
     logits: Tensor  # [rows, vocab]
-    padded: Tensor  # [rows + 1, vocab]: the same memory and one row more, which Liger's kernel expects
+    padded: Tensor  # [rows + 1, vocab]: `logits` and one more row, in the same memory: Liger's kernel expects this row
     target: Tensor  # [rows]
 
 
@@ -33,7 +33,8 @@ Forward = Callable[[Batch], Any]
 
 
 class Peer(NamedTuple):
-    """``forward`` gives logprob, ``with_entropy`` the pair (logprob, entropy); None if a peer lacks the form."""
+    """``forward`` gives logprob; ``with_entropy`` gives the pair (logprob, entropy), or is None if the peer has no
+    entropy."""
 
     name: str
     forward: Forward
@@ -71,13 +72,14 @@ def _rk(exp: Exp) -> tuple[Forward, Forward]:
 
 
 def _compiled(function: Callable[..., Any]) -> Forward:
-    """``function`` under torch.compile; a Batch is taken apart, because Dynamo guards on every field."""
+    """``function`` under torch.compile. It gets two fields of a Batch instead of the Batch, because Dynamo guards on
+    every field."""
     compiled = torch.compile(lambda logits, target: function(Batch(logits, logits, target)), dynamic=False)
     return lambda batch: compiled(batch.logits, batch.target)
 
 
 def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and the reason for each that cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [Peer("rk", *_rk(None))]
     if device.type == "cuda":
         found.append(Peer("rk, portable exp", *_rk("portable")))
@@ -98,7 +100,7 @@ def _liger() -> Peer:
         ids = batch.target.unsqueeze(0)
         return fused_selective_log_softmax(batch.padded.unsqueeze(0), ids, temperature=1.0).squeeze(0)
 
-    # Its cross-entropy with a backward writes the gradient over its input, so it cannot run on rotated buffers.
+    # Liger's cross-entropy with a backward overwrites its input with the gradient, so it cannot run on rotated buffers.
     return Peer("Liger selective", selective, has_backward=False)
 
 
@@ -141,7 +143,7 @@ def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
 
 
 def _error(call: Call, which: str, batch: Batch) -> float | None:
-    """Worst absolute error of the log-probabilities of the first rows against float64."""
+    """Worst absolute error against float64 in the log-probabilities of the first rows."""
     if which == "forward + backward":
         return None
     result: Any = call(0)

@@ -12,12 +12,12 @@ import torch
 from .. import _native
 from .._machine import cpu_model
 
-WARM_UP_S = 0.15  # past the point where a GPU has raised its clocks
-ROUNDS = 10  # visits to each candidate; its samples are spread over the whole measurement
-REPLAY_MS = 4.0  # time of a graph's replay, about
-SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that events and clocks resolve them
+WARM_UP_S = 0.15  # a GPU raises its clocks in less time
+ROUNDS = 10  # rounds over the candidates, so each candidate's samples are spread over the whole time
+REPLAY_MS = 4.0  # approximate time of a graph's replay
+SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that clocks resolve them
 
-Call = Callable[[int], object]  # takes the number of the call: it selects the buffer
+Call = Callable[[int], object]  # takes the number of the call, which selects the buffer
 
 
 class Timing(NamedTuple):
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
 
 
 class Clock:
-    """Times ``repeat`` calls: by events on a CUDA stream, by the wall clock elsewhere."""
+    """Times calls: by events on a CUDA stream, by the wall clock on other devices."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -41,7 +41,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def samples_ms(self, call: Call, repeat: int, count: int) -> list[float]:
-        """``count`` samples of ``repeat`` calls each; milliseconds per call."""
+        """``count`` samples of ``repeat`` calls each, in milliseconds per call."""
         if not self.cuda:
             found = []
             for s in range(count):
@@ -62,7 +62,7 @@ class Clock:
 
 
 def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list[Timing]:
-    """Medians of each call, about ``seconds`` each, visited in turn."""
+    """Times of each call: median and percentiles. Calls are timed in turn, each for about ``seconds`` in total."""
     clock = Clock(device)
     plans = []
     for call in calls:
@@ -72,7 +72,7 @@ def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list
             call(done)
             done += 1
             if done % 8 == 0:
-                clock.synchronize()  # otherwise the queue, not the work, fills the time
+                clock.synchronize()  # otherwise the time counts launches, not their work
         clock.synchronize()
         each = (time.perf_counter() - start) / done
         repeat = max(1, round(SHORTEST_SAMPLE_S / each))
@@ -124,7 +124,8 @@ class Replay:
 
 
 def replay_medians_us(calls: Sequence[Call], buffers: int, rounds: int) -> list[float]:
-    """Medians of each call in microseconds, by graphs that are replayed in turn: under load a GPU lowers its clocks."""
+    """The median time of each call in microseconds. Graphs of the calls are replayed in turn, because a GPU under load
+    lowers its clocks."""
     replays = [Replay(call, buffers) for call in calls]
     for i in range(rounds):
         for replay in replays[:: 1 if i % 2 else -1]:

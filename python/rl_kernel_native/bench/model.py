@@ -1,5 +1,5 @@
-"""Compares a stock transformers model with the same model on this library's operators, in one process. Both share their
-weights. Calls are timed in turn. Differences are counted in tokens, by the bytes of their logits.
+"""Compares a stock transformers model with the same model on this library's operators, in one process. Both models
+share their weights. Calls are timed in turn. A token counts as different if the bytes of its logits differ.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def _shape(hidden: int, inner: int, layers: int, heads: tuple[int, int], width: 
     }  # fmt: skip
 
 
-# By family: (the name of its published model, its shape, further settings of its configuration). A suffix after a
-# hyphen names another shape of a family.
+# By family: (name of a published model, its shape, further settings of its configuration). A suffix after a hyphen
+# means another shape of the same family.
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "Qwen3": ("Qwen3 1.7B", _shape(2048, 6144, 28, (16, 8), 128, 151936), {"tie_word_embeddings": True}),
     "Qwen3-8B": ("Qwen3 8B", _shape(4096, 12288, 36, (32, 8), 128, 151936), {"tie_word_embeddings": False}),
@@ -51,7 +51,8 @@ LAYOUTS = ("batch", "chunks", "decode", "padding", "packing")
 
 
 def make(family: str, *, small: bool, layers: int | None, dtype: torch.dtype, device: torch.device) -> Any:
-    """A family's model with random weights, of its published shape or a small one, with the given number of layers."""
+    """A family's model with random weights. It has the published shape or a small shape, and ``layers`` layers if
+    given."""
     import transformers
 
     _, shape, options = FAMILIES[family]
@@ -102,7 +103,8 @@ class Served:
         return step
 
     def training_step_without_head_and_loss(self) -> Callable[[int], object]:
-        """The decoder alone: its loss needs the same memory in both models, and a large part of the total."""
+        """Forward and backward of the decoder alone. It is measured without head and loss, because these need the same
+        memory in both models, a large part of the total."""
         gradient: list[torch.Tensor] = []
 
         def step(_: int) -> object:
@@ -143,7 +145,8 @@ class Served:
         return torch.cuda.max_memory_allocated(device) / 2**20
 
     def layouts(self) -> Iterator[tuple[str, int, int]]:
-        """(layout, tokens whose logits differ from the logits of the sequence alone, tokens), layout by layout."""
+        """Yields (layout, number of tokens that differ, number of tokens) per layout. A token differs if its logits
+        differ from those of its sequence alone."""
         import transformers
 
         batch, length = self.ids.shape
@@ -181,7 +184,7 @@ class Served:
 
 def _differing(logits: torch.Tensor, alone: torch.Tensor) -> int:
     words = torch.int32 if alone.dtype == torch.float32 else torch.int16
-    return sum(  # a row at a time: comparing logits takes as much memory as the logits
+    return sum(  # one row at a time, because a comparison takes as much memory as the logits
         int((a.contiguous().view(words) != b.contiguous().view(words)).any(-1).sum())
         for a, b in zip(logits, alone, strict=True)
     )
@@ -203,10 +206,10 @@ def run(
 
     Args:
         small: a model of two narrow layers instead of the published shape.
-        layers: the number of layers, instead of the published shape's.
+        layers: the number of layers; None: that of the published shape.
         shape: (sequences, tokens of each) of prefill, training step and layouts.
         context: (sequences, tokens of each) in front of the decoded token.
-        seconds: of measuring per model and pass.
+        seconds: measuring time per model and pass.
         ops: the `ops` of patch_model.
     """
     import transformers

@@ -1,4 +1,5 @@
-"""Benches of the operators whose passes and peers are beside their example inputs, in :mod:`rl_kernel_native.cases`."""
+"""Benches of the operators whose passes and peers are defined in :mod:`rl_kernel_native.cases`, next to their example
+inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ MOST_BUFFERS = 64
 def passes_of(
     operator: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[Any], list[Pass]]:
-    """Buffers of an operator, and each peer's call on a buffer."""
+    """Buffers of an operator, and its passes with each peer's call on a buffer."""
     bench = CASES[operator].bench
     assert bench is not None
     assert bench.passes is not None
@@ -31,7 +32,7 @@ def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """The command's run; see :mod:`rl_kernel_native.bench.report` for the use of the results."""
+    """Runs the command. :mod:`rl_kernel_native.bench.report` takes the result."""
     device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes.get("columns", 1)
     comparison = Comparison(device, o.seconds)
     buffers, passes = passes_of(o.operator, o.rows, columns, dtype, device)

@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 
 def written_out(o: Operands, logprob: Tensor) -> Tensor:
-    """verl's vanilla loss with low_var_kl, as its own source has it."""
+    """verl's vanilla loss with low_var_kl, as verl's source has it."""
     log_ratio = (logprob - o.old_logprob).clamp(-20.0, 20.0)
     ratio = log_ratio.exp()
     unclipped, clipped = -o.advantage * ratio, -o.advantage * ratio.clamp(0.8, 1.2)
@@ -63,7 +63,7 @@ class Peer(NamedTuple):
 
 
 def peers(use_compile: bool) -> list[Peer]:
-    """Ours first."""
+    """The peers, this library first."""
 
     def direct(o: Operands) -> Any:
         return rk.policy_loss_and_grad(
@@ -112,7 +112,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(peer: Peer, o: Operands) -> float:
-    """Worst error of a gradient against float64, relative to the largest."""
+    """Worst error against float64 in a gradient, relative to the largest magnitude."""
     leaf, wide = o.logprob.detach().requires_grad_(), o.logprob.double().requires_grad_()
     (got,) = torch.autograd.grad(peer.loss(o, leaf), leaf)
     (expected,) = torch.autograd.grad(written_out(Operands(*(t.double() for t in o)), wide), wide)

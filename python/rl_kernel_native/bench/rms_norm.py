@@ -65,13 +65,13 @@ def _after_sum(norm: Norm) -> NormWithResidual:
 
 
 def _written_out(x: Tensor, weight: Tensor) -> Tensor:
-    """The norm as models write it, rounded once like torch's and this library's."""
+    """The norm as models write it, but rounded once, as torch's norm and this library's norm are."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and the reason for each that cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [Peer("rk", _rk, _rk_with_residual)]
     found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
     found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
@@ -147,7 +147,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error of the first rows of a forward against float64, relative to the largest magnitude."""
+    """Worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     result: Any = call(0)

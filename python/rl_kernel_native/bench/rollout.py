@@ -1,5 +1,5 @@
-"""importance_weights, mismatch_metrics, covariance_mask, entropy_mask: peers, the frameworks' formulas in torch, and
-what is timed."""
+"""Bench of importance_weights, mismatch_metrics, covariance_mask and entropy_mask. The peers are the frameworks'
+formulas in torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BYTES = {
     "mismatch_metrics": 8 + 4,
     "covariance_mask": 12 + 4 + 4,
     "entropy_mask": 4 + 4 + 4,
-}  # bytes per token; a sequence's weight reads it twice
+}  # bytes per token; sequence weights read the log-probabilities twice
 
 
 class Operands(NamedTuple):
@@ -39,7 +39,7 @@ def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def weights(o: Operands) -> tuple[Tensor, Tensor]:
-    """verl: sequence weights truncated at 2, sequences of a mean k3 above 0.01 rejected."""
+    """verl's weights: sequence weights truncated at 2, where sequences with a mean k3 above 0.01 are rejected."""
     d = o.train - o.rollout
     total = (d * o.mask).sum(-1, keepdim=True)
     w = (total.clamp(-20, 20).exp().expand_as(d) * o.mask).clamp(max=2.0)
@@ -49,7 +49,8 @@ def weights(o: Operands) -> tuple[Tensor, Tensor]:
 
 
 def metrics(o: Operands) -> Tensor:
-    """What verl logs of a mismatch, without its copies to the host, and the other scalars of mismatch_metrics."""
+    """The mismatch metrics that verl logs, without verl's copies to the host, and the other scalars of
+    mismatch_metrics."""
     d = o.train - o.rollout
     rho = d.clamp(-20, 20).exp()
     train, rollout = _mean(o.train, o.mask, -1), _mean(o.rollout, o.mask, -1)
@@ -83,7 +84,8 @@ def chosen(o: Operands) -> Tensor:
 
 
 def uncertain(o: Operands) -> Tensor:
-    """TRL's mask of the fifth of the tokens with the highest entropy. Negative log-probabilities serve as entropies."""
+    """TRL's mask: the fifth of the tokens that has the highest entropy. Negative log-probabilities serve as
+    entropies."""
     h = -o.train
     return ((h >= torch.quantile(h[o.mask > 0], 0.8)) & (o.mask > 0)).to(h.dtype)
 
@@ -122,7 +124,8 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _comparable(result: Any) -> Tensor:
-    """The weights; the number of chosen tokens; or the metrics that both have, without counts and Inf or NaN."""
+    """The part of a result that is compared: the weights, the number of chosen tokens, or the metrics that both results
+    have. These exclude ``num_tokens``, ``num_sequences`` and ``nonfinite_fraction``."""
     if isinstance(result, tuple):
         weights: Tensor = result[0]
         return weights
@@ -133,7 +136,7 @@ def _comparable(result: Any) -> Tensor:
 
 
 def peers(operator: str, use_compile: bool) -> dict[str, Function]:
-    """Ours first."""
+    """The peers, this library first."""
     found = {"rk": _OURS[operator], "torch written out": _WRITTEN_OUT[operator]}
     if use_compile:
         found["torch.compile"] = torch.compile(_WRITTEN_OUT[operator], dynamic=False)
@@ -141,7 +144,7 @@ def peers(operator: str, use_compile: bool) -> dict[str, Function]:
 
 
 def _call(function: Function, buffers: list[Operands], i: int) -> Any:
-    """Buffers rotate with the call's number."""
+    """Calls a peer. The number of the call selects the buffer."""
     return function(buffers[i % len(buffers)])
 
 

@@ -32,7 +32,8 @@ class Operands(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Positions 0, 1, ...: tables with one angle per pair, and rows that hold each angle twice, as models pass them."""
+    """Angles of positions 0, 1, ...: tables with one angle per pair, and rows that hold each angle twice, as models
+    pass them."""
 
     cos: Tensor  # [POSITIONS, head_dim / 2], float32
     sin: Tensor
@@ -58,13 +59,13 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 def _written_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As models write it."""
+    """The rotation as models write it."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
 
 def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and the reason for each that cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [
         Peer("rk", lambda q, k: rk.rope(q, k, a.cos, a.sin, position_ids=a.position_ids)),
         Peer("rk, input", lambda q, k: rk.rope(q, k, a.wide_cos, a.wide_sin, intermediate="input")),
@@ -91,7 +92,7 @@ def _liger(a: Angles) -> Peer:
 
 
 def _vllm(a: Angles) -> Peer:
-    """vLLM's own kernel, in place; its cache is in the dtype of q."""
+    """vLLM's own kernel, which works in place. Its cache has the dtype of q."""
     importlib.import_module("vllm._custom_ops")
     cache = torch.cat((a.cos, a.sin), -1).to(a.wide_cos.dtype)
 
@@ -151,7 +152,8 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands, a: Angles) -> float | None:
-    """Worst error of the first tokens' queries of a forward against float64, relative to the largest magnitude."""
+    """Worst error against float64 in the queries of the first tokens of a forward, relative to the largest
+    magnitude."""
     if "backward" in which:
         return None
     result: Any = call(0)

@@ -1,5 +1,5 @@
-"""What rollouts draw by: random words beside torch's generator, tokens beside a sort and FlashInfer, and tokens of
-hidden states beside only the product."""
+"""Bench of sampling: random words against torch's generator, tokens against a sort and FlashInfer, and tokens from
+hidden states against the matrix product alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """An engine's path without a kernel: a sort, two masks, a draw, and the log-probability."""
+    """Sampling as an engine does it without a kernel: a sort, two masks, a draw, and the log-probability."""
     z = x.float() / temperature
     if top_k or top_p < 1:
         y, order = z.sort(dim=-1)
@@ -42,7 +42,7 @@ def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 
 
 
 def _flashinfer(given: dict[str, Any]) -> tuple[str, Callable[[Tensor], Any]]:
-    """FlashInfer's sampler, without a log-probability, which it does not give."""
+    """FlashInfer's sampler. It gives no log-probability."""
     sampling = importlib.import_module("flashinfer.sampling")
     k, p, t = given.get("top_k", 0), given.get("top_p", 1.0), given.get("temperature", 1.0)
     if k:

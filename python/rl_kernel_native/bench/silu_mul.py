@@ -34,7 +34,7 @@ Packed = Callable[[Tensor], Tensor]
 
 
 class Peer(NamedTuple):
-    """None where a peer has no such form."""
+    """The functions of a peer; None for a form that the peer does not have."""
 
     name: str
     silu_packed: Packed | None
@@ -51,7 +51,7 @@ def _of_halves(function: Apart) -> Packed:
 
 
 def _silu(gate: Tensor, up: Tensor) -> Tensor:
-    """As transformers and vLLM's native path write it: rounded before the product."""
+    """silu_mul as transformers and vLLM's native path write it: the activation is rounded before the product."""
     return torch.nn.functional.silu(gate) * up
 
 
@@ -60,7 +60,7 @@ def _gelu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and the reason for each that cannot."""
+    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
     found = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)]
     found.append(Peer("torch", _of_halves(_silu), _silu, _of_halves(_gelu)))
     if use_compile:
@@ -136,7 +136,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error of the first rows of a forward against float64, relative to the largest magnitude."""
+    """Worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     gate, up = (o.gate, o.up) if which == "silu, apart" else o.gate_up.chunk(2, -1)

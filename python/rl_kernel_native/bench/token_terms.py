@@ -34,7 +34,7 @@ def _kl(o: Operands, x: Tensor) -> Tensor:
 
 
 def _kl_written_out(o: Operands, x: Tensor) -> Tensor:
-    """verl's low_var_kl, as its own source has it, with masked slots at 0."""
+    """verl's low_var_kl, as verl's source has it, with 0 in masked slots."""
     d = (o.second - x).clamp(-20.0, 20.0)
     return (d.exp() - d - 1).clamp(-10.0, 10.0) * o.mask
 
@@ -45,7 +45,7 @@ def _value_loss(o: Operands, x: Tensor) -> Tensor:
 
 
 def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
-    """TRL's value loss, with the metrics that TRL logs, as TRL's own source has it."""
+    """TRL's value loss with the metrics that TRL logs, as TRL's source has it."""
     clipped = torch.clamp(x, o.second - 0.2, o.second + 0.2)
     plain, other = torch.square(x - o.third), torch.square(clipped - o.third)
     size = o.mask.sum()
@@ -56,8 +56,8 @@ def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
 
 
 class Operator(NamedTuple):
-    """``ours`` and ``written_out`` compute the result from the operands and the leaf. ``arrays`` is the number of token
-    arrays that one pass must move."""
+    """``ours`` and ``written_out`` compute the result from the operands and the tensor that gets the gradient.
+    ``arrays`` is the number of token arrays that each pass must move."""
 
     ours: Callable[[Operands, Tensor], Tensor]
     written_out: Callable[[Operands, Tensor], Tensor]
@@ -65,15 +65,15 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    # Read twice: logprob, ref_logprob, mask. The incoming gradient is read once, and two arrays are written.
+    # kl reads logprob, ref_logprob and mask twice and the incoming gradient once, and writes two arrays.
     "kl": Operator(_kl, _kl_written_out, {PASSES[0]: 4, PASSES[1]: 9}),
-    # The gradient is written in the forward pass.
+    # value_loss writes the gradient in the forward pass.
     "value_loss": Operator(_value_loss, _value_loss_written_out, {PASSES[0]: 4, PASSES[1]: 5}),
 }
 
 
 def peers(operator: str, use_compile: bool) -> dict[str, Callable[[Operands, Tensor], Tensor]]:
-    """Ours first."""
+    """The peers, this library first."""
     of = OPERATORS[operator]
     found = {"rk": of.ours, "torch written out": of.written_out}
     if use_compile:
@@ -114,7 +114,7 @@ def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[
 
 
 def _error(peer: Callable[[Operands, Tensor], Tensor], of: Operator, which: str, o: Operands) -> float:
-    """Worst error of a pass against float64, relative to the largest."""
+    """Worst error against float64 in the result of a pass, relative to the largest magnitude."""
     got: Any = _call(peer, which, [o])(0)
     expected: Any = _call(of.written_out, which, [Operands(*(t.double() for t in o))])(0)
     return float(((got - expected).abs().max() / expected.abs().max()).detach())

@@ -1,7 +1,8 @@
 """Example inputs of every operator: the doctor's self-tests, certificates and the commands of the bench.
 
-A module holds the :class:`Cases` of one operator, or of operators that share inputs, as ``CASES``. Modules are found by
-their place in this package, so there is no list of them. Quick self-tests take seconds; the tests proper are in tests/.
+A module holds the :class:`Cases` of one operator, or of operators that share inputs, as ``CASES``. Every module of this
+package is found automatically, so there is no list of modules. These self-tests take seconds; the full tests are in
+tests/.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The cases of a certificate: seeded operands, and calls on them. An operator's own cases are in its module of this
 package.
 
-Operands are integers of a counter's hash, scaled exactly: the same bits with any version of any library, anywhere.
-Nothing here imports torch before a certificate is made.
+Operands are exactly scaled integers from a hash of a counter, so they have the same bits on every machine and with
+every version of NumPy and torch. Nothing here imports torch before a certificate is made.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32")
 LAYOUTS = ("contiguous", "strided", "misaligned")
 MOST_NEIGHBOURS = 129  # distinct rows around the certified row; larger batches repeat these rows
-# Why operators have no cases.
+# Reasons why operators have no cases.
 BY_SEQUENCE = "rows are sequences of any length: its own tests compare bytes padded, packed, alone and on every backend"
 BY_BATCH = "reads the whole batch, so no row of it is fixed"
 TEMPERATURE = 0.75
@@ -34,7 +34,8 @@ CHUNKS = "chunks of 8192 through main_grad"
 
 
 def noise(name: str, seed: int, shape: tuple[int, ...], deviation: float = 1.0) -> np.ndarray:
-    """float32 values of nearly normal distribution: sums of four 16-bit integers of a hashed counter (SplitMix64)."""
+    """float32 values with a nearly normal distribution. A value is the sum of four 16-bit integers of a hashed counter
+    (SplitMix64)."""
     key = int.from_bytes(hashlib.sha256(f"{name} {seed}".encode()).digest()[:8], "little")
     z = np.arange(int(np.prod(shape)), dtype=np.uint64)
     z *= np.uint64(0x9E3779B97F4A7C15)
@@ -61,14 +62,14 @@ def _tensor(values: np.ndarray, dtype: str) -> torch.Tensor:
 class Arrays:
     """Tensors of torch on a device. A subclass may define `wrap` and `unwrap` for arrays of other frameworks."""
 
-    has_autograd = True  # without it, gradients that need autograd are skipped
+    has_autograd = True  # False: gradients that need autograd are skipped
 
     def __init__(self, device: str | torch.device = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
         self.device: torch.device = self.torch.device(device)
 
     def wrap(self, tensor: torch.Tensor) -> Any:
-        """A tensor, with any strides, as the operators' argument."""
+        """A tensor, with any strides, as an argument for the operators."""
         return tensor
 
     def unwrap(self, array: Any) -> torch.Tensor:
@@ -78,7 +79,7 @@ class Arrays:
 
     @property
     def exponentials(self) -> tuple[str, ...]:
-        """Modes of rule 3 that exist on the device."""
+        """The exponentials of rule 3 (docs/numerics.md) that exist on the device."""
         return ("portable", "hardware") if self.arithmetic.startswith("sm_") and self._has_ex2 else ("portable",)
 
     @property
@@ -96,7 +97,7 @@ class Arrays:
         return arithmetic_of(self.device)
 
     def laid_out(self, values: torch.Tensor, layout: str) -> torch.Tensor:
-        """`values` [rows, ...] on the device as a view into memory of NaN (or of -1)."""
+        """`values` [rows, ...] on the device, as a view into memory that otherwise holds NaN (or -1)."""
         values = values.to(self.device)
         rows, row = (values.shape[0], values[0].numel()) if values.dim() > 1 else (1, values.numel())
         gap, offset = {"contiguous": (0, 0), "strided": (16, 32), "misaligned": (3, 1)}[layout]
@@ -109,7 +110,7 @@ class Arrays:
         return view
 
     def bytes_of(self, array: Any, row: int | None = None) -> bytes:
-        """The bytes of one row of a result, or of all."""
+        """The bytes of one row of a result, or of all rows."""
         tensor = self.unwrap(array)
         part = (tensor if row is None else tensor[row : row + 1]).detach().contiguous().cpu()
         data: bytes = part.view(self.torch.uint8).numpy().tobytes()
@@ -132,7 +133,7 @@ class Case:
         token_sum: None, or the number of rows that the operator sums over; results then have no rows.
         ways: other calls that must give the same results, by description.
         exp: exponential of softmax statistics; "" for operators without an exponential.
-        options: of the call, in words.
+        options: options of the call, in words.
     """
 
     operator: str
@@ -150,7 +151,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Name under which digests of machines are compared."""
+        """The name of the case; digests from several machines are compared by this name."""
         words = (
             self.operator,
             "/".join(self.outputs),
@@ -178,12 +179,12 @@ class Case:
         name = f"{self.operator} {name}"
         if shape is None:
             return _tensor(indices(name, seed, count, int(parameter)), "int64")
-        dtype = "float32" if shape == () else self.dtype  # numbers of a row
+        dtype = "float32" if shape == () else self.dtype  # the row has one number
         return _tensor(noise(name, seed, (count, *shape), parameter), dtype)
 
 
 def dtypes_of(quick: bool, large: bool) -> tuple[str, ...]:
-    """A quick certificate has the large shapes in bfloat16 alone."""
+    """The dtypes of a case. A quick certificate checks large shapes only in bfloat16."""
     return DTYPES[:1] if quick and large else DTYPES
 
 

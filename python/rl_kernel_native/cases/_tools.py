@@ -27,10 +27,10 @@ class Pass(NamedTuple):
     """One pass of a bench.
 
     Attributes:
-        name: its name in the table.
+        name: the pass's name in the table.
         moved: bytes that a call must move.
         peers: calls on a buffer, by name, this library first.
-        compiles: name of the peer that torch.compile may have too, or "".
+        compiles: name of the peer that is also timed under torch.compile, or "".
     """
 
     name: str
@@ -40,8 +40,8 @@ class Pass(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The parameters of a bench: sizes, torch's dtype and device; ``count(bytes)`` buffers are more than a cache
-    holds."""
+    """The parameters of a bench: sizes, torch's dtype and device; ``count(bytes)`` is the number of buffers of
+    ``bytes`` each that exceeds every cache."""
 
     torch: Any
     rows: int
@@ -59,13 +59,13 @@ class Bench:
         about: the operator in one line.
         module: module of the bench; its ``measured`` times the operator against peers. "passes" means the passes given
             here.
-        rows: default on the CPU and on a GPU.
+        rows: default number of rows, on the CPU and on a GPU.
         rows_are: unit of a row in the command's help, or "".
-        sizes: further options, by name: default, help or None.
+        sizes: further options, by name: the default, and the help text or None.
         only_dtype: dtype of the operands, if --dtype is not an option.
         on_gpu: dtypes that a GPU serves.
-        compiles: torch.compile is an optional peer.
-        passes: buffers of [rows, columns], and each peer's call on a buffer.
+        compiles: whether torch.compile is an optional peer.
+        passes: returns buffers of [rows, columns], and the passes with each peer's call on a buffer.
     """
 
     about: str
@@ -87,7 +87,8 @@ class Cases:
         checks: the doctor's self-test, a function of torch, a device and its compute capability; None: another
             operator's self-test includes it.
         bench: the bench; None: another operator's bench includes it.
-        certificate: cases on a device, all or the quick ones; or the reason why there are no cases.
+        certificate: a function that yields the cases on a device, all or only the quick cases; or the reason why there
+            are no cases.
     """
 
     checks: Callable[[Any, str, tuple[int, int] | None], Iterator[Check]] | None
@@ -96,7 +97,7 @@ class Cases:
 
 
 def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 array of the nearest values of ``dtype``."""
+    """``x`` rounded to ``dtype``, as float32."""
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32)
     if dtype == "bfloat16":  # to nearest even in the integer view
@@ -106,7 +107,7 @@ def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 class Arrays:
-    """NumPy's or torch's arrays of a case on a device, and results back as NumPy."""
+    """Turns a case's NumPy arrays into NumPy's or torch's arrays on a device, and results back into NumPy arrays."""
 
     def __init__(self, torch: Any, device: str) -> None:
         self.torch, self.device = torch, device
@@ -130,19 +131,20 @@ def worst_share(got: np.ndarray, expected: np.ndarray, allowed: np.ndarray) -> f
 
 
 def within_bound(share: float, case: str = "") -> tuple[bool, str]:
-    """Outcome of a test by its largest error as a share of the bound in contract.py; a failure names its case."""
+    """Outcome of a test. ``share`` is the largest error divided by its bound in contract.py; a failure names the
+    case."""
     if share <= 1.0:
         return True, "every error is within its bound"
     return False, f"an error is {share:.2f} times its bound{f', in {case}' if case else ''}"
 
 
 def same_bytes(a: np.ndarray, b: np.ndarray) -> int:
-    """Elements whose bytes differ."""
+    """The number of elements whose bytes differ."""
     return int((a.view(np.uint32) != b.view(np.uint32)).sum())
 
 
 def same_results(pairs: Iterable[tuple[dict[str, np.ndarray], dict[str, np.ndarray]]]) -> tuple[bool, str]:
-    """Outcome of a test by the bytes of each pair's results of the same name."""
+    """Outcome of a test that compares two sets of results, by name and byte for byte, for each pair."""
     differ = total = 0
     for here, there in pairs:
         differ += sum(same_bytes(here[name], there[name]) for name in here)

@@ -40,7 +40,7 @@ class _Attentions(NamedTuple):
     options: dict[str, Any]
     q: np.ndarray  # [batch, queries, heads, head_dim]
     k: np.ndarray  # [batch, keys, kv_heads, head_dim]
-    v: np.ndarray  # value_dim in place of head_dim, as in dout
+    v: np.ndarray  # the last dimension is value_dim, as in dout
     dout: np.ndarray
 
     def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -57,8 +57,8 @@ class _Attentions(NamedTuple):
 
 def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
     random = np.random.default_rng(6)
-    # Decode; less than a block of keys; a chunk over a block; a window; values narrower than keys. Grouped heads, and
-    # widths of models.
+    # Shapes: decode; less than a block of keys; a chunk of queries over more than a block of keys; a window; values
+    # narrower than keys. They include grouped heads and head sizes of published models.
     for queries, keys, heads, kv_heads, head_dim, value_dim, window in (
         (1, 40, 4, 2, 64, 64, None), (9, 9, 3, 1, 8, 8, None), (33, 150, 4, 2, 128, 128, None),
         (20, 20, 2, 2, 80, 80, 6), (9, 70, 2, 2, 192, 128, None),
@@ -143,7 +143,8 @@ def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None)
 
 
 def certified_attention(arrays: Device, quick: bool) -> Iterator[Case]:
-    # A sequence is a row. Within a block; just over a block of 128 keys; heads of Qwen3, which a quick run leaves out.
+    # Here a row of a case is a sequence. Sizes: within a block; just over a block of 128 keys; heads of Qwen3 (not in a
+    # quick run).
     shapes = ((37, 3, 1, 24), (130, 2, 1, 128), (150, 4, 2, 128))
     for tokens, heads, kv_heads, dim in shapes[: 2 if quick else 3]:
         for dtype in dtypes_of(quick, tokens > 128):
@@ -187,7 +188,7 @@ def _certified_attention(shape: tuple[int, int, int, int], dtype: str, exp: Any)
         return {"out": out.view(count, tokens, heads, dim), "lse": lse.view(heads, count, tokens).transpose(0, 1)}
 
     def chunked(arrays: Device, a: Mapping[str, Any]) -> Mapping[str, Any]:
-        """17 queries at a time, as a prefill in chunks against a cache."""
+        """17 queries at a time, as in a chunked prefill with a cache."""
         q, k, v = (arrays.unwrap(a[name]) for name in "qkv")
         parts = []
         for first in range(0, tokens, 17):
@@ -218,7 +219,8 @@ def _certified_attention(shape: tuple[int, int, int, int], dtype: str, exp: Any)
 
 
 def _append_passes(b: Buffers) -> tuple[list[Any], list[Pass]]:
-    """Rows are tokens, columns those of k of all heads; the cache is packed K|V in pages of 16, twice the tokens."""
+    """Rows are tokens; columns are the columns of k in all heads. The cache packs K and V side by side, in pages of 16
+    slots, with room for twice the tokens."""
     torch, rows, columns, device = b.torch, b.rows, b.columns, b.device
     page, width = 16, 128 if columns % 128 == 0 else columns
     heads, pages = columns // width, 2 * -(-rows // page)

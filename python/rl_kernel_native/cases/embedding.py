@@ -44,7 +44,7 @@ def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
 
 
 def _tables_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
-    """(case, error as a share of its bound in contract.py; rows are exact)."""
+    """Yields (case, error as a share of its bound in contract.py). Forward rows must be exact."""
     for case in _tables(arrays.dtypes):
         got = case.results(arrays)
         want = embedding_op.embedding_reference(case.ids, case.weight, dy=case.dy, **case.options)
@@ -92,7 +92,7 @@ def checks(torch: Any, device: str, _: tuple[int, int] | None) -> Iterator[Check
 
 
 def certified_embedding(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd width; the hidden sizes of Qwen3-0.6B and 8B. A table of 300 rows; its bits are copied.
+    # Sizes: an odd width; the hidden sizes of Qwen3-0.6B and 8B. The table has 300 rows, whose bits are copied.
     for columns in (37, 1024) if quick else (37, 1024, 4096):
         for dtype in dtypes_of(quick, columns > 1000):
             yield Case(

@@ -55,7 +55,7 @@ class _Product(NamedTuple):
 
 def _products(dtypes: tuple[str, ...]) -> Iterator[_Product]:
     random = np.random.default_rng(3)
-    # One of everything; odd sizes within one step and tile; whole tiles with eight segments; rows that are two blocks.
+    # Sizes: 1 x 1 x 1; odd sizes within one step and one tile; whole tiles with eight segments; rows in two blocks.
     for rows, ins, outs in ((1, 1, 1), (5, 13, 7), (33, 1024, 130), (8200, 24, 17)):
         for dtype in dtypes:
             shapes = ((rows, ins), (outs, ins), (outs,), (rows, outs))
@@ -127,7 +127,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_linear(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd one within a tile; Qwen3-8B's projection to key heads; Qwen3-0.6B's down projection.
+    # Sizes: an odd size within a tile; Qwen3-8B's projection to key heads; Qwen3-0.6B's down projection.
     shapes = ((13, 7), (4096, 1024)) if quick else ((13, 7), (1000, 130), (4096, 1024), (3072, 1024))
     for ins, outs in shapes:
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:

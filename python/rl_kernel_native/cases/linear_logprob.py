@@ -41,10 +41,10 @@ class _Head(NamedTuple):
     hidden: np.ndarray  # [rows, in_features]
     weight: np.ndarray  # [vocab, in_features]
     bias: np.ndarray  # [vocab]
-    target: np.ndarray  # [rows], of which the second is ignored
+    target: np.ndarray  # [rows]; the second row is ignored
 
     def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
-        """With torch, it also returns the gradients of sum(logprob)."""
+        """The outputs. With torch, also the gradients of sum(logprob)."""
         put = [arrays.put(a, self.dtype) for a in self[1:4]]
         leaves = put if arrays.torch is None else [t.requires_grad_() for t in put]
         found = op.linear_logprob(leaves[0], leaves[1], arrays.put(self.target), bias=leaves[2], **_WANTED)
@@ -73,7 +73,8 @@ class _Head(NamedTuple):
         return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
 
     def with_lora(self, arrays: Arrays, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """logprob and lse with LoRA, and the same from logprob on one product with more features."""
+        """logprob and lse with LoRA, and logprob and lse of one product in which LoRA's factors are further
+        features."""
         random, (vocab, ins) = np.random.default_rng(rank), self.weight.shape
         a, b = (
             round_to(random.normal(0, deviation, shape).astype(np.float32), self.dtype)
@@ -113,7 +114,8 @@ _GRADIENTS = ("dhidden", "dweight", "dbias")
 
 def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
     random = np.random.default_rng(8)
-    # Few columns; an odd vocabulary over some leaves; whole tiles of a fused kernel, whose eighths are shards.
+    # Sizes: few columns; an odd vocabulary over several leaves; whole tiles of a fused kernel, in a vocabulary whose
+    # eighths can be shards.
     for rows, ins, vocab in ((3, 16, 7), (9, 40, 1031), (130, 256, 4096)):
         for dtype in dtypes:
             hidden, weight, bias = (
@@ -184,7 +186,7 @@ LORA_SCALE = 0.5
 
 
 def certified_linear_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd width over some leaves; whole tiles, whose eighths are shards.
+    # Sizes: an odd vocabulary over several leaves; whole tiles, in a vocabulary whose eighths can be shards.
     for ins, vocab in ((40, 1031), (128, 2048)):
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
             for exp in arrays.exponentials:

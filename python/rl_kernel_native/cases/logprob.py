@@ -106,7 +106,7 @@ def _backward(arrays: Arrays, case: _Case, lse: np.ndarray, entropy: np.ndarray,
 
 
 def _gradient(case: _Case) -> tuple[np.ndarray, dict[str, Any]]:
-    """float64 reference of _backward, and the facts of its bound."""
+    """The float64 reference of _backward, and the facts for its error bound."""
     z = case.logits.astype(np.float64) / case.temperature
     log_p = z - z.max(axis=1, keepdims=True)
     log_p -= np.log(np.exp(log_p).sum(axis=1, keepdims=True))

@@ -117,7 +117,8 @@ _EPS = 1e-6
 
 
 def certified_rms_norm(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd width; a head; the hidden sizes of Qwen3-8B and 14B. Roundings of Llama and Qwen, weights of Gemma.
+    # Sizes: an odd width; a head; the hidden sizes of Qwen3-8B and 14B. Options: the roundings of Llama and Qwen, or
+    # the weight offset of Gemma.
     for columns in (1003, 4096) if quick else (1, 128, 1003, 4096, 5120):
         options: dict[str, Any] = {"weight_offset": 1.0} if columns == 1003 else {"round_before_weight": True}
         for dtype in dtypes_of(quick, columns == 4096):

@@ -38,7 +38,8 @@ class _Rotation(NamedTuple):
 
 def _rotations(dtypes: tuple[str, ...], device: str) -> Iterator[_Rotation]:
     random = np.random.default_rng(5)
-    # A pair; odd widths, which take no vector; heads of 128; half of a head, enough for every thread or plan of a GPU.
+    # Sizes: one pair; odd widths, which allow no vector loads; heads of 128; half of a head. The last size occupies
+    # every thread of a GPU, for each launch plan.
     most = 250 if device == "cpu" else 2500
     for i, (tokens, heads, dim, rest) in enumerate(((3, 1, 2, 0), (5, 3, 18, 1), (33, 8, 128, 0), (most, 40, 64, 64))):
         for j, dtype in enumerate(dtypes):
@@ -72,7 +73,7 @@ def _rotations_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Compares rotations and their gradients with float64, with themselves in other batches, and on a GPU with the
+    """Compares rotations and their gradients with float64, with the same rows in other batches, and on a GPU with the
     CPU."""
     arrays = Arrays(torch, device)
 
@@ -107,7 +108,7 @@ def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def certified_rope(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd width, without vector loads; heads of Qwen3-8B; half of a head.
+    # Sizes: an odd width, which allows no vector loads; heads of Qwen3-8B; half of a head.
     odd: tuple[Any, ...] = ((3, 1, 18), 16, {"interleaved": True, "intermediate": "input"})
     qwen: tuple[Any, ...] = ((32, 8, 128), 128, {})
     half: tuple[Any, ...] = ((5, 1, 64), 32, {})

@@ -34,7 +34,7 @@ def random_bits(torch: Any, device: str, capability: tuple[int, int] | None) -> 
 
 
 def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Checks tokens and kept sets: logprob with the kept set gives the same bits."""
+    """Checks that logprob with sample's kept sets gives the bits of sample's log-probabilities."""
     arrays = Arrays(torch, device)
 
     def replayed() -> tuple[bool, str]:
@@ -93,7 +93,7 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
 
 def linear_sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Checks tokens from hidden states: sample of linear gives the same bits."""
+    """Checks that linear_sample gives the bits of sample on linear's logits."""
     arrays = Arrays(torch, device)
     dtype = "float32" if device == "cpu" else "bfloat16"
     random = np.random.default_rng(4)

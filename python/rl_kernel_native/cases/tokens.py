@@ -34,7 +34,7 @@ _VALUES: tuple[dict[str, Any], ...] = (
 
 
 def _policies(arrays: Arrays) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, float]]]:
-    """(case, results, results of float64)."""
+    """Yields (case, results, results in float64)."""
     random = np.random.default_rng(6)
     # One token; odd sizes; sequences of several tiles.
     for (name, spec), shape in itertools.product(_POLICIES.items(), ((1, 1), (5, 37), (3, 5000))):

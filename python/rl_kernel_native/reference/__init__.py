@@ -1,2 +1,2 @@
-"""Plain float64 references. Each reference defines an operator's result, not the method. References run only on
-request."""
+"""Plain float64 references. A reference defines the result of an operator, not how kernels compute it. References run
+only on request."""

@@ -1,4 +1,4 @@
-"""float64 reference of attention and its gradients in NumPy, written from the formulas alone."""
+"""float64 reference of attention and its gradients in NumPy, written only from the formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def attention_reference(
     """``softmax(softmax_scale * q k^T) v`` over the keys that each query sees, in float64. Nothing is rounded.
 
     Args: as :func:`rl_kernel_native.attention`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype;
-        ``dout`` and ``dlse`` as :func:`rl_kernel_native.attention_backward`, not with pages.
+        ``dout`` and ``dlse`` as :func:`rl_kernel_native.attention_backward`; they are not supported with pages.
     Returns: ``out`` and ``lse`` in the shapes of attention's results; with ``dout`` also ``dq``, ``dk`` and ``dv``,
         and with ``dout`` and ``sinks`` also ``dsinks``.
     """
@@ -88,10 +88,10 @@ def attention_facts(
     q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
     softmax_scale: float | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """The facts for attention's error bounds, as its rows in contract.py name them.
+    """The facts from which attention's rows in contract.py compute error bounds, under the names that the rows use.
 
-    Args: as :func:`attention_reference`, padded and all in use; ``dtype`` is the dtype of the operands.
-    Returns: the facts of each output, numbers or float64 arrays that broadcast to it.
+    Args: as :func:`attention_reference`, padded, with all tokens in use; ``dtype`` is the dtype of the operands.
+    Returns: for each output its facts: numbers, or float64 arrays that broadcast to the output.
     """
     wide = [_wide(a) for a in (q, k, v, dout)]
     options: dict[str, Any] = {"causal": causal, "window_size": window_size}
@@ -200,7 +200,7 @@ def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.
 
 
 def _paths(segments: list[np.ndarray], parents: Any) -> list[np.ndarray]:
-    """Indices of the tokens from the root to the end of each segment."""
+    """For each segment, the indices of its path's tokens, from the root to the segment's end."""
     found: list[np.ndarray] = []
     for own, parent in zip(segments, np.asarray(parents), strict=True):
         found.append(own if parent < 0 else np.concatenate([found[parent], own]))

@@ -17,7 +17,7 @@ def split_begin(number: int) -> int:
 
 
 def split_count(keys: int) -> int:
-    """The number of splits that the first ``keys`` keys of a sequence touch."""
+    """The number of splits that have a key among the first ``keys`` keys of a sequence."""
     if keys <= 8192:
         return (keys + 1023) // 1024
     return 8 + (keys - 8192 + 2047) // 2048 if keys <= 65536 else 36 + (keys - 65536 + 4095) // 4096
@@ -41,10 +41,10 @@ def attention_partials_reference(
     block_table: Any = None,
     shared_prefix: Any = None,
 ) -> dict[str, np.ndarray]:
-    """m, l and O of each split, in float64. Only m is rounded: it is a ceiling.
+    """m, l and O of each split, in float64. Only m is rounded: it is rounded up to an integer.
 
     Args: as :func:`rl_kernel_native.attention`.
-    Returns: ``stats`` and ``sums``, as :class:`rl_kernel_native.AttentionPartials` has them.
+    Returns: ``stats`` and ``sums``, in the form of :class:`rl_kernel_native.AttentionPartials`.
     """
     q, k, v = (_wide(a) for a in (q, k, v))
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale

@@ -19,8 +19,8 @@ def embedding_reference(
     """The rows of ``weight`` at ``ids``, and with ``dy`` the gradient of ``weight``, in float64. Nothing is rounded.
 
     Args: as :func:`rl_kernel_native.embedding`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype.
-    Returns: ``y``; with ``dy`` also ``dweight`` and ``dweight_scale``. The scale is the same sums over absolute values;
-        error bounds grow with the scale.
+    Returns: ``y``; with ``dy`` also ``dweight`` and ``dweight_scale``. The scale is ``dweight`` summed over absolute
+        values; error bounds grow with the scale.
     """
     tokens, table = np.asarray(ids).astype(np.int64), np.asarray(weight).astype(np.float64)
     size = vocab_start + len(table) if vocab_size is None else vocab_size

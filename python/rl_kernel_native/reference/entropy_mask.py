@@ -25,7 +25,8 @@ def entropy_mask_reference(
     of = np.sort(h[counts])  # NaN sorts last
     if of.size == 0:
         return selected
-    # A quantile between two entropies is above the lower entropy, unless both are equal.
+    # A quantile between two different entropies is above the lower one, so the upper entropy is the least that is
+    # selected.
     rank = math.ceil(np.float32(1.0 - top_quantile) * np.float32(of.size - 1))
     least = of[min(rank, of.size - 1)]
     selected[counts & (np.isnan(h) | (h >= least))] = 1

@@ -12,10 +12,10 @@ def gae_reference(
     rewards: Any, values: Any, mask: Any = None, cu_seqlens: Any = None, *, gamma: float = 1.0, lam: float = 1.0,
     bootstrap: Any = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """Advantages and returns, token by token from the last one.
+    """Advantages and returns, computed token by token from the last token on.
 
     Args: as :func:`rl_kernel_native.gae`, NumPy arrays or what ``numpy.asarray`` takes.
-    Returns: ``advantages`` and ``returns``, float64 of the shape of ``rewards``, and ``scale``, the same recursion over
+    Returns: ``advantages`` and ``returns``, float64 of the shape of ``rewards``, and ``scale``, the recursion over
         absolute values. Error bounds grow with this scale.
     """
     out = _empty(rewards, ("advantages", "returns", "scale"))

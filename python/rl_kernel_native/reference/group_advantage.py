@@ -12,7 +12,7 @@ def group_advantage_reference(
     kind: str = "grpo", eps: float | None = None, scale: str | None = None, lengths: Any = None, baseline: Any = None,
     f_norm: float = 1.0, exclude_nan: bool | None = None, alone: str | None = None,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-    """``advantage``, float64 ``[num_sequences]``, and ``scale``, the factor of the error bounds.
+    """``advantage``, float64 ``[num_sequences]``, and ``scale``, a factor of the error bounds.
 
     Args: as :func:`rl_kernel_native.group_advantage`, NumPy arrays or what ``numpy.asarray`` takes.
     """

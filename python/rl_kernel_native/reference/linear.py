@@ -13,8 +13,8 @@ def linear_reference(x: Any, weight: Any, bias: Any = None, *, dy: Any = None) -
     Args:
         x: ``[..., in_features]``; weight: ``[out_features, in_features]``; bias: ``[out_features]``;
         dy: ``[..., out_features]``; NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype.
-    Returns: ``y``, and with ``dy`` also ``dx``, ``dweight`` and ``dbias``, float64. Each has a ``<name>_scale``, the
-        same sum over absolute values; error bounds grow with the scale.
+    Returns: ``y``, and with ``dy`` also ``dx``, ``dweight`` and ``dbias``, float64. For each result there is a
+        ``<name>_scale``, its sum taken over absolute values; error bounds grow with the scale.
     """
     a, w = _rows(x), np.asarray(weight).astype(np.float64)
     leading = np.asarray(x).shape[:-1]

@@ -23,7 +23,7 @@ def linear_logprob_reference(
     lora_scale: float = 1.0,
     **options: Any,
 ) -> dict[str, np.ndarray]:
-    """:func:`logprob_reference` of the logits of :func:`linear_reference`, which nothing rounds.
+    """:func:`logprob_reference` applied to the unrounded logits of :func:`linear_reference`.
 
     Args: hidden: ``[..., in_features]``; weight: ``[vocab_size, in_features]``; loss_mask: ``[...]``, zero where
         a row is ignored; lora_a, lora_b: ``[rank, in_features]`` and ``[vocab_size, rank]``, or None; target,
@@ -73,8 +73,8 @@ def linear_cross_entropy_reference(
     ``(1 - e) * (lse - z_target) + e * (lse - mean(z))``.
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
-    Returns: ``loss``, ``z_loss``, ``token_accuracy``, and the numbers that their bound takes. These are ``scale``, the
-        same reduction over absolute values, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+    Returns: ``loss``, ``z_loss``, ``token_accuracy``, and the numbers for their error bounds. These numbers are
+        ``scale``, the reduction over absolute values, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:
@@ -92,7 +92,7 @@ def linear_cross_entropy_reference(
     hits = (valid.argmax(-1) == target) & np.isfinite(valid.max(-1))
     given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)
     squares, each = z_loss * of["lse"] ** 2, np.where(scored, given, 0.0)
-    # A weight of 0 takes an infinite term out.
+    # A weight of 0 removes an infinite term.
     terms = (np.where((each == 0) & np.isinf(x), 0.0, x) for x in (squares - logprob, squares, hits))
     losses, squares, hits = (np.where(scored, x * each, 0.0) for x in terms)
     divisor = 1.0

@@ -9,7 +9,7 @@ from .sample import SampleReference, sample_reference
 
 
 def linear_sample_reference(hidden: Any, weight: Any, *, bias: Any = None, **options: Any) -> SampleReference:
-    """:func:`sample_reference` of the logits of :func:`linear_reference`, which nothing rounds.
+    """:func:`sample_reference` applied to the unrounded logits of :func:`linear_reference`.
 
     Args: hidden: ``[num_rows, in_features]``; weight: ``[vocab_size, in_features]``; bias: ``[vocab_size]`` or None;
         NumPy arrays in any float dtype; ``options``: as for :func:`sample_reference`.

@@ -13,8 +13,8 @@ def masked_whiten_reference(
 ) -> dict[str, np.ndarray]:  # fmt: skip
     """``y`` float64 of the shape of ``x``, ``mean`` and ``var``.
 
-    Args: as :func:`rl_kernel_native.masked_whiten`, NumPy arrays or what ``numpy.asarray`` takes. The result does
-        not depend on where sequences lie.
+    Args: as :func:`rl_kernel_native.masked_whiten`, NumPy arrays or what ``numpy.asarray`` takes. The result does not
+        depend on ``cu_seqlens``.
     """
     values = np.asarray(x).astype(np.float64)
     counted = np.ones(values.shape, bool) if mask is None else np.asarray(mask) != 0

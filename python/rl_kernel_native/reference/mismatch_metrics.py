@@ -48,7 +48,7 @@ def mismatch_metrics_reference(
 
 
 def _metrics(rows: list[Any], limit: float) -> dict[str, float]:
-    """Metrics from each sequence's (train, rollout); the caller computes the fractions."""
+    """Metrics from (train, rollout) of each sequence. The metrics that are fractions are computed by the caller."""
     x, y = (np.concatenate([r[i] for r in rows]) for i in range(2))
     d = x - y
     c = np.clip(d, -limit, limit)

@@ -25,9 +25,9 @@ def optimal_token_baseline_reference(
     eps: float = 1e-8,
     cu_seqlens: Any = None,
 ) -> dict[str, np.ndarray]:
-    """``advantages`` and ``returns`` of :func:`optimal_token_baseline` in float64, and ``scale``, which multiplies an
-    error of a token's weight. It is the group's largest sum of ``|rewards|`` from a position on, times 1 + the tokens
-    up to there over the sum of their weights.
+    """``advantages`` and ``returns`` of :func:`optimal_token_baseline` in float64, and ``scale``, a factor of the error
+    bounds. The scale of a position is the group's largest sum of ``|rewards|`` from the position on, times ``1 + n /
+    w``. Here n counts the group's tokens up to the position, and w is the sum of W.
 
     Args: as :func:`optimal_token_baseline`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives.md.

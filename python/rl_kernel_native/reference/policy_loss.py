@@ -63,8 +63,8 @@ def _weight(xp: Any, spec: Any, d: Any) -> Any:
 
 
 def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
-    """The KL times the ratio. Where e is large, k3 has two terms, since the derivatives of exp(e) and of the ratio
-    cancel."""
+    """The KL times the ratio. If e is large, k3 is written as two terms, because the derivatives of exp(e) and of the
+    ratio cancel."""
     if estimator != "k3":
         return k * ratio
     return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)
@@ -169,7 +169,7 @@ def policy_loss_reference(
     """The loss of :func:`policy_loss` and its sums in float64.
 
     Args:
-        logprob, ..., denominator: as :func:`policy_loss`, anything that becomes an array; denominator a number.
+        logprob, ..., denominator: as :func:`policy_loss`, anything that becomes an array; ``denominator`` is a number.
         xp: a namespace with NumPy's functions and ``stop``, which stops a gradient; None: NumPy.
     Returns: ``loss``, ``policy_loss``, ``kl_loss``, ``entropy_loss``, ``policy_sum``, ``kl_sum``, ``entropy_sum``,
         ``ratio_sum``, ``num_tokens``, ``num_sequences``, ``denominator``.

@@ -1,4 +1,5 @@
-"""Reference of process_logits in float64, from the formulas alone: counts of the history, then one step at a time."""
+"""Reference of process_logits in float64, from the formulas alone: it counts the history, then applies one step at a
+time."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def process_logits_reference(
     logit_bias: Any = None,
     order: str = "vllm",
 ) -> np.ndarray:
-    """Args: as :func:`rl_kernel_native.process_logits`, for valid rows alone. Computes in float64."""
+    """Args: as :func:`rl_kernel_native.process_logits`, only for valid rows. Computes in float64."""
     z = np.array(logits, np.float64)
     rows, vocab = z.shape
     repetition, presence, frequency = (

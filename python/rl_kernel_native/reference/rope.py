@@ -24,7 +24,7 @@ def rope_reference(
 
     Args: as :func:`rl_kernel_native.rope`, NumPy arrays (or what ``numpy.asarray`` takes) in any float dtype;
         ``transposed`` gives the map of :func:`rl_kernel_native.rope_backward`.
-    Returns: ``q`` and, where it is given, ``k``, float64; and ``q_scale`` and ``k_scale``, the same sums over absolute
+    Returns: ``q``, and ``k`` if given, float64; and ``q_scale`` and ``k_scale``, the results computed over absolute
         values. Error bounds grow with these scales.
     """
     c, s = (_angles(a, position_ids, mrope_sections, interleaved, q, partial_dim) for a in (cos, sin))

@@ -1,7 +1,7 @@
-"""Reference of sample in float64, by a sort: kept sets, log-probabilities, and the margin of each row's cuts.
+"""Reference of sample in float64, by a sort: kept sets, log-probabilities, and how near each row's cuts are to a tie.
 
-The reference's masses are float64 numbers, and the reference draws nothing. Kept sets must be equal where ``margin``
-exceeds the rounding of the kernels' float32 exponentials."""
+The reference draws no tokens. Its probabilities are float64, so a kernel's kept set must equal the reference's only if
+``margin`` exceeds the rounding of the kernel's float32 exponentials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 
 class SampleReference(NamedTuple):
     """``kept`` holds the ids of each row, ascending. ``logprob`` is float64 ``[num_rows, vocab_size]``, -inf where cut.
-    ``margin`` is the smallest relative distance of a threshold of mass from the mass compared with it."""
+    ``margin`` is the smallest relative distance between a threshold of top_p or min_p and a probability compared with
+    it."""
 
     kept: list[np.ndarray]
     logprob: np.ndarray

@@ -1,4 +1,5 @@
-"""Reference of sample's draw in float64: the descent of the contract's tree, and the margin of its comparisons."""
+"""Reference of sample's draw in float64: it descends the contract's tree, and reports how near its comparisons are to a
+tie."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ WORDS = 16  # the deepest tree, of 2^19 columns, takes word 15
 def draw_reference(
     logits: Any, kept: list[np.ndarray], temperature: Any, seed: Any, sample_id: Any, position: Any
 ) -> Any:
-    """Ids int64 ``[num_rows]``, and the smallest relative distance of a word's threshold from the word.
+    """Ids int64 ``[num_rows]``, and per row the smallest distance between a random word, as a number in [0, 1), and the
+    threshold compared with it.
 
-    Args: ``kept``: the ids of each row, from :func:`sample_reference`; the others as :func:`sample`.
+    Args: ``kept``: the ids of each row, from :func:`sample_reference`. The other arguments are as for :func:`sample`.
     """
     z = np.asarray(logits).astype(np.float64)
     rows = len(z)

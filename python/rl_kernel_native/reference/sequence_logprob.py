@@ -14,10 +14,10 @@ def sequence_logprob_reference(
 ) -> dict[str, np.ndarray]:
     """The sum over the tokens that count, in float64. Nothing is rounded.
 
-    Args: as :func:`rl_kernel_native.sequence_logprob`, NumPy arrays (or what ``numpy.asarray`` takes); with
-        ``dsum`` the result has its gradient ``d_logprob``, too.
-    Returns: ``sum`` and ``count`` of each sequence, and ``scale``, the same sum over absolute values. The error bound
-        grows with this scale.
+    Args: as :func:`rl_kernel_native.sequence_logprob`, NumPy arrays (or what ``numpy.asarray`` takes); with ``dsum``
+        the result also has the gradient ``d_logprob``.
+    Returns: ``sum`` and ``count`` of each sequence, and ``scale``, the sum over absolute values. The error bound grows
+        with this scale.
     """
     x = np.asarray(logprob).astype(np.float64)
     kept = np.ones(x.shape, bool) if mask is None else np.asarray(mask) != 0

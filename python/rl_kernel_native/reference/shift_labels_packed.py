@@ -39,7 +39,7 @@ def shift_labels_packed_reference(
     for begin, end in itertools.pairwise(edges):
         chunks = np.split(labels[begin:end], 2 * cp_size)
         parts += [chunks[cp_rank], chunks[2 * cp_size - 1 - cp_rank]]
-    rest = (len(tokens) - edges[-1]) // cp_size  # tokens behind the last sequence
+    rest = (len(tokens) - edges[-1]) // cp_size  # tokens after the last sequence
     return np.concatenate([*parts, np.full(rest, ignore_index, tokens.dtype)])
 
 

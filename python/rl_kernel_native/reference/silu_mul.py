@@ -12,8 +12,8 @@ def silu_mul_reference(gate: Any, up: Any = None, *, dy: Any = None) -> dict[str
     """``y = gate * sigmoid(gate) * up`` in float64, and with ``dy`` its gradients. Nothing is rounded.
 
     Args:
-        gate, up, dy: ``[..., I]``; without ``up``, ``gate`` is ``[..., 2 * I]``, gate, then up. NumPy arrays (or
-            what ``numpy.asarray`` takes) in any float dtype.
+        gate, up, dy: ``[..., I]``; without ``up``, ``gate`` is ``[..., 2 * I]``: first the gate, then up. NumPy arrays
+            (or what ``numpy.asarray`` takes) in any float dtype.
     Returns: ``y``, ``act`` (the activation) and ``slope`` (its derivative), and with ``dy`` also ``d_gate`` and
         ``d_up``; each ``[..., I]`` float64.
     """
@@ -25,7 +25,8 @@ def silu_mul_reference(gate: Any, up: Any = None, *, dy: Any = None) -> dict[str
 def gelu_mul_reference(
     gate: Any, up: Any = None, *, approximate: str = "tanh", dy: Any = None
 ) -> dict[str, np.ndarray]:
-    """As :func:`silu_mul_reference` with ``gelu(gate)``: by erf for ``"none"``, by tanh for ``"tanh"``."""
+    """:func:`silu_mul_reference` with ``gelu(gate)`` as the activation, computed by erf for ``"none"`` and by tanh for
+    ``"tanh"``."""
     gate, up = _halves(gate, up)
     if approximate == "none":
         half = np.vectorize(math.erfc, otypes=[np.float64])(-gate / math.sqrt(2)) / 2 if gate.size else gate

@@ -1,4 +1,4 @@
-"""float64 reference of the value loss, a sequence at a time, from the formulas alone."""
+"""float64 reference of the value loss, one sequence at a time, written only from the formulas."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def value_loss_reference(
     """The loss of :func:`value_loss` and its sums in float64.
 
     Args:
-        value, ..., denominator: as :func:`value_loss`, anything that becomes an array; denominator a number.
+        value, ..., denominator: as :func:`value_loss`, anything that becomes an array; ``denominator`` is a number.
         xp: a namespace with NumPy's functions; None: NumPy.
     Returns: ``loss``, ``loss_sum``, ``value_sum``, ``return_sum``, ``error_sum``, ``error_squared_sum``,
         ``return_squared_sum``, ``num_tokens``, ``num_sequences``, ``denominator``, ``explained_variance``.
