@@ -1,12 +1,13 @@
-// Preconditions of a call of sample, on every backend, and the layout of its workspace.
+// Preconditions of a sample call on every backend, and the layout of the call's workspace.
 #pragma once
 
 #include "kernels/sample/row.h"
 
 namespace rlk {
 
-constexpr int kMostListedK = 512;  // largest top_k that a list of a row's first columns serves, on CUDA
-// Whether CUDA's finishing blocks compute the edits of rows: a list cuts every row, and the mean row has few entries.
+constexpr int kMostListedK = 512;  // on CUDA: largest top_k for which a list of a row's first columns suffices
+// On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases. It needs a top_k that a
+// list can cut in every row, and rows with few entries on average.
 constexpr std::int64_t kFewEditSlots = 2048, kMeanEntries = 640;
 inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits) {
   const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
@@ -17,8 +18,7 @@ inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits
          edits.history_size + edits.bias_size <= kMeanEntries * p.num_rows;
 }
 
-// Checks that hold for whole rows and for shards.
-// takes_edited: whether the backend reads edited columns.
+// The checks for whole rows and for shards. takes_edited: whether the backend reads edited columns.
 inline void check_rows_of_sample(const SampleParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
@@ -87,13 +87,14 @@ static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= 
 
 static_assert(kRoundBins <= kListColumns && kRoundBins <= kDigitBins);
 
-// Rows that one launch takes together use the workspace as [flag][states][firsts][masks][nodes][sorted ranks][listed
-// ranks].
+// A launch processes a chunk of rows. The chunk uses the workspace as [flag][states][firsts][masks][nodes][sorted
+// ranks][listed ranks].
 constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes = 16;
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
-// Number of a row's ranks that the workspace lists on CUDA: candidates for the last column that top_p keeps.
+// On CUDA: number of ranks per row that the workspace can list. They are candidates for the last column that top_p
+// keeps.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;
@@ -112,7 +113,7 @@ inline SampleWorkspace sample_workspace(const SampleParams& p) {
   return {kSampleFlagBytes, firsts, masks, nodes, sorted, listed, listed + rows * sample_listed_columns(p) * 8};
 }
 
-// Parts of a workspace of `p` that the rows of a launch use.
+// The parts of the workspace that the rows of a launch use.
 struct SampleChunk {
   std::int64_t first = 0, rows = 0;
   std::uint32_t* closed = nullptr;  // whether the kept set of an earlier row did not fit

@@ -1,12 +1,13 @@
-// The kept sets of sample's rows as CSR: offsets from counts, then ids from the rows' masks, by a team (row.h).
+// Writes the kept sets of sample's rows as CSR. First a team (row.h) turns counts into offsets. Then teams turn the
+// rows' masks into ids.
 #pragma once
 
 #include "kernels/sample/row.h"
 
 namespace rlk {
 
-// One team handles rows [first, first + rows), whose counts are in kept_offsets[row + 1]. *closed says whether an
-// earlier row did not fit; it is updated for the next rows.
+// One team processes rows [first, first + rows). Their counts are in kept_offsets[row + 1], and offsets replace them.
+// *closed tells whether an earlier row did not fit into kept_ids. The function updates *closed for later rows.
 template <class Team>
 RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::int64_t first, std::int64_t rows,
                                   std::uint32_t* closed, SampleShared* shared) {
@@ -34,7 +35,8 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
     }
     const auto end_of = [&](int thread) { return begin + static_cast<std::int64_t>(from[thread]); };
     const auto fits = [&](int thread) { return !was_closed && end_of(thread) <= p.kept_capacity; };
-    // Finds the last thread whose row fits, or -1, since the ends ascend.
+    // Finds the last thread whose row fits, or kLastRank if no row fits. The ends ascend, so all rows before that row
+    // fit.
     if (team.thread() == 0) shared->found_prefix = fits(0) ? 0 : kLastRank;
     team.barrier();
     if (team.thread() > 0 && fits(team.thread()) && (team.thread() + 1 == team.threads() || !fits(team.thread() + 1))) {
@@ -60,7 +62,7 @@ RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::
   }
 }
 
-// Writes the kept ids of a row from its mask.
+// Writes the ids of a row's kept columns, which its mask marks.
 template <class Team>
 RLK_DEVICE void write_kept_ids(const Team& team, const SampleParams& p, std::int64_t row, const std::uint32_t* mask,
                                SampleShared* shared) {

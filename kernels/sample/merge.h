@@ -1,19 +1,19 @@
-// A row of sample_merge from the payloads of all shards. It merges the shards' roots, or truncates their first ranks.
-// For a row that is cut, it then builds the tree over the kept columns and draws. A team (row.h) processes one
-// row.
+// Computes a row of sample_merge from the payloads of all shards. A team (row.h) processes one row. If the row is not
+// cut, the team merges the roots of the shards' trees. If it is cut, the team truncates the shards' first ranks, builds
+// the tree over the kept columns, and draws.
 #pragma once
 
 #include "kernels/sample/shard.h"
 
 namespace rlk {
 
-// Stands in for the logits' type, which is not used here.
+// A dummy for the type of logits: a merge reads no logits.
 struct NoLogits {
   using Storage = float;
   static RLK_HD float load(Storage s) { return s; }
 };
 
-// Payloads of a row.
+// The payloads of a row.
 template <class Team>
 class RowPayloads {
  public:
@@ -37,8 +37,8 @@ class RowPayloads {
     return id >= part_cut(p_.vocab_size, own.first) && id < part_cut(p_.vocab_size, own.first + own.count) &&
            id < p_.valid_vocab;
   }
-  // Whether the payloads hold every part once and belong to this call. The rows' ids are checked when they are read.
-  // most: the largest count of a payload.
+  // Whether the payloads belong to this call and together have every part once. Ids are checked later, when they are
+  // read. `most` is the largest count that a payload may have.
   RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw, std::uint32_t tag,
                       std::int64_t most) const {
     unsigned covered = 0;
@@ -74,8 +74,8 @@ class RowPayloads {
   const int num_shards_;
 };
 
-// Tree of a row above the shards' roots, in shared memory. Node 1 is the root; 2 i and 2 i + 1 are the children of node
-// i. One thread works on it.
+// The tree of a row above the shards' roots, in shared memory. Node 1 is the root. Nodes 2 i and 2 i + 1 are the
+// children of node i. A single thread uses the tree.
 class ShardTree {
  public:
   RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // memory has kWords words
@@ -96,7 +96,7 @@ class ShardTree {
     }
   }
   RLK_DEVICE SoftmaxStats node(int i) const { return {at(3 * i), at(3 * i + 1), 0.0f, 0.0f}; }
-  RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: the node is no shard's root
+  RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: not the root of a shard
   // The shard that a draw reaches.
   template <class Words>
   RLK_DEVICE int draw(const Words& word) const {
@@ -133,12 +133,13 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
                         std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
       : Base(team, p, row, shared, mask, state, firsts), p_(p), of_(team, p, row) {}
 
-  // Writes all results of a row, except kept ids, and except the draw of a cut row. count: number of columns that the
-  // row keeps (0 for all), or null.
+  // Writes the results of a row, except kept ids. TreeOfMerge writes the results of a row that is cut. count: receives
+  // the number of columns that the row keeps (0 for all), or is null.
   RLK_DEVICE void run(std::int64_t* count) {
     const SampleRow want =
         p_.in_rounds ? sample_row_of<typename Team::Memory>(p_, row_) : sharded_row_of<typename Team::Memory>(p_, row_);
-    // A payload holds the statuses of penalties and of parameters; this call knows only the status of parameters.
+    // A payload's status includes errors of penalties and of parameters. This call can compute only the errors of
+    // parameters.
     const std::int32_t known = want.status | of_.word(0, kOfStatus);
     const std::int32_t kind = known == kOk ? payload_kind(want, p_.in_rounds) : 0;
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want);
@@ -162,7 +163,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (p_.raw_logprob != nullptr) team_.global(p_.raw_logprob)[row_] = raw;
   }
 
-  // Status of a row whose largest z is z.
+  // Returns the status of a row whose largest logit is z, and sets the row's reference.
   RLK_DEVICE std::int32_t refer_to(float z) {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, z, &stats);
@@ -171,7 +172,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     return reference.usable ? kOk : status_of(stats) | (stats.m == -infinity() ? kEmptyRow : kOk);
   }
 
-  // Handles a row that is greedy or not cut.
+  // Computes a row that is greedy or not cut.
   RLK_DEVICE void whole(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) {
       const ShardTree tree(s_.counts);
@@ -203,7 +204,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     team_.barrier();
     if (count != nullptr) mark_allowed(count);
   }
-  // z of the first rank among all shards, and its shard; z is NaN if any shard has a NaN.
+  // Returns z of the first rank among all shards, and sets *shard to its shard. The result is NaN if any shard has a
+  // NaN.
   RLK_DEVICE float first_shard(int* shard) const {
     std::uint64_t first = kLastRank;
     RLK_UNROLL_NOT
@@ -217,7 +219,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     }
     return first == kLastRank ? -infinity() : z_of_rank(first);
   }
-  // Makes the mask of the present columns, and their number.
+  // Writes the mask of the present columns, and their number to *count.
   RLK_DEVICE void mark_allowed(std::int64_t* count) const {
     std::uint64_t mine = 0;
     const bool is_good = state_->status == kOk && p_.allowed != nullptr;
@@ -235,7 +237,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (team_.thread() == 0) *count = kept == p_.valid_vocab ? 0 : kept;
   }
 
-  // Selects the columns that a row keeps among the shards' first ranks, as a mask and as a list.
+  // Selects the columns that a row keeps from the shards' first ranks. The result is a mask and a list.
   RLK_DEVICE void cut(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();
@@ -268,8 +270,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   RLK_DEVICE std::uint64_t candidate(int shard, std::int64_t i) const {
     return rank_of(of_.number(shard, at(i) + 1), of_.word(shard, at(i)));
   }
-  // Lists the kept columns by id in the array that gives their z; returns their number. The list has at most top_k
-  // columns.
+  // Writes the kept columns with their z to firsts_, in ascending order of id, and returns their number. There are at
+  // most top_k columns.
   RLK_DEVICE std::int64_t list_kept() const {
     std::uint64_t mine = 0;
     each_listed([&](std::uint64_t rank, float z) {
@@ -291,7 +293,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   const RowPayloads<Team> of_;
 };
 
-// Builds the tree over the kept columns of a cut row and gives its draw and results; follows RowOfMerge.
+// Runs after RowOfMerge, for a row that is cut. It builds the tree over the kept columns, draws, and writes the
+// results.
 template <class Team, Exp kExp>
 class TreeOfMerge : RowTree<Team, NoLogits, kExp, Columns::kListed> {
   using Base = RowTree<Team, NoLogits, kExp, Columns::kListed>;

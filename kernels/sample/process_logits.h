@@ -1,6 +1,6 @@
-// A row of process_logits by a team (row.h), the same body on every backend, and the preconditions of a call.
-// The row's output first holds one word per column: the column's count in the history, and two flags. So no workspace
-// is needed.
+// A row of process_logits, computed by a team (row.h) on every backend, and the preconditions of a call. At first the
+// row's output holds one word per column: the column's count in the history, and two flags. The call therefore needs no
+// workspace.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -29,7 +29,7 @@ inline void check_process_logits(const ProcessLogitsParams& p, bool takes_edited
             "process_logits: CUDA alone computes edited columns, of float32");
 }
 
-// Params for the pass that computes raw_logprob.
+// Returns the params of the pass that computes raw_logprob.
 template <class Params>
 inline Params raw_pass(Params p) {
   p.allowed = nullptr;
@@ -64,7 +64,7 @@ struct Penalties {
   }
 };
 
-// Entries of a row; none if its offsets are bad.
+// The range of a row's entries. It is empty if the row's offsets are bad.
 struct RowSpan {
   std::int64_t begin, end;
   bool good;
@@ -76,7 +76,7 @@ RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::
   return {begin, end, true};
 }
 
-// A row's penalties, history and bias. A team reads all entries, so it finds the faults of the whole row.
+// A row's penalties, history and bias. Each team reads all entries of the row, so it finds every fault of the row.
 template <class Team>
 class RowEdits {
   using Memory = typename Team::Memory;
@@ -95,7 +95,7 @@ class RowEdits {
   RLK_DEVICE const RowSpan& bias() const { return bias_; }
   // Number of the row's entries.
   RLK_DEVICE std::int64_t entries() const { return history_.end - history_.begin + bias_.end - bias_.begin; }
-  // Writes the faults that are known before an entry is read. The caller passes a barrier next.
+  // Writes the faults that are known before an entry is read. The caller must synchronise afterwards.
   RLK_DEVICE void find_faults(std::uint32_t* found) const {
     if (team_.thread() != 0) return;
     const auto is_finite = [](float x) { return sub_rn(x, x) == 0.0f; };
@@ -107,7 +107,7 @@ class RowEdits {
     if (!bias_.good) faults |= kBadBias;
     team_.global(found)[0] = faults;
   }
-  // Adds the thread's entries of columns [begin, end) to their words, and faults to `found`.
+  // Adds this thread's entries of columns [begin, end) to the columns' words, and adds faults to `found`.
   RLK_DEVICE void count(std::int64_t begin, std::int64_t end, std::uint32_t* words, std::uint32_t* found) const {
     each_of_history(begin, end, found, [&](std::int64_t j, std::int64_t i) {
       if (p_.is_prompt != nullptr && team_.global(p_.is_prompt)[i] != 0) {
@@ -118,7 +118,7 @@ class RowEdits {
     });
     each_of_bias(begin, end, found, [&](std::int64_t j, std::int64_t) { team_.set_bits(words + j, kHasBias); });
   }
-  // Calls fn(column, entry) for the thread's entries; columns count from `begin`.
+  // Calls fn(column, entry) for this thread's entries. Columns are counted from `begin`.
   template <class F>
   RLK_DEVICE void each_of_history(std::int64_t begin, std::int64_t end, std::uint32_t* found, F fn) const {
     for (std::int64_t i = history_.begin + team_.thread(); i < history_.end; i += team_.threads()) {
@@ -152,8 +152,8 @@ class RowEdits {
   const RowSpan history_, bias_;
 };
 
-// Computes columns [begin, end) of a row, and writes the row's faults to `found`. `all_words` has a word for each of
-// these columns: another array, or their place in `out`.
+// Computes columns [begin, end) of a row, and writes the row's faults to `found`. `all_words` is scratch memory with
+// one word per column. It may be the columns' own place in `out`.
 template <class Team, class T>
 RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, std::int64_t row, std::int64_t begin,
                                 std::int64_t end, std::uint32_t* all_words, std::uint32_t* found) {
@@ -193,7 +193,7 @@ RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, 
     out[begin + j] = static_cast<std::uint32_t>(bits_of(z));
   });
 }
-// A whole row.
+// Computes a whole row.
 template <class Team, class T>
 RLK_DEVICE void process_row(const Team& team, const ProcessLogitsParams& p, std::int64_t row) {
   process_columns<Team, T>(team, p, row, 0, p.num_columns,

@@ -1,4 +1,4 @@
-// The words of random_bits that one thread writes, on every backend, and the preconditions of a call.
+// The words of random_bits that one thread writes, shared by every backend, and the preconditions of a call.
 #pragma once
 
 #include "rlk/math/philox.h"
@@ -9,7 +9,7 @@ namespace rlk {
 // Number of blocks of four words in a row.
 RLK_HD std::int64_t random_blocks(const RandomBitsParams& p) { return (p.num_words + 3) / 4; }
 
-// Writes block `block` of row `row`.
+// Writes the four words of block `block` in row `row`.
 RLK_HD void write_random_block(const RandomBitsParams& p, std::int64_t row, std::int32_t block) {
   const std::int64_t position = p.position.at(row);
   const bool valid = position >= 0 && position < kPositions;

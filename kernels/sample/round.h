@@ -1,5 +1,6 @@
-// A row of sample_partial in rounds, by a team (row.h). In rounds 1 to 3 RowOfRound reads the shard's columns.
-// In round 4 RowOfCut finds the last kept rank from payloads alone. TreeOfShard then builds the tree and draws.
+// A row of sample_partial in rounds, computed by a team (row.h). In rounds 1 to 3, RowOfRound reads the shard's
+// columns. In round 4, RowOfCut finds the last kept rank from the shards' payloads alone. After that TreeOfShard builds
+// the tree and draws.
 #pragma once
 
 #include "kernels/sample/merge.h"
@@ -31,8 +32,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
   }
   RLK_DEVICE std::int64_t capacity(int k) const { return round_capacity(k, p_.vocab_size, p_.widest, p_.num_shards); }
 
-  // The row's status, from its parameters and the earlier rounds. For a row that is cut, the function also sets the
-  // row's reference.
+  // Returns the row's status, from its parameters and the payloads of earlier rounds. If the row is cut, the function
+  // also sets the row's reference.
   RLK_DEVICE std::int32_t status() {
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want_);
     RLK_UNROLL_NOT
@@ -71,7 +72,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     return kOk;
   }
 
-  // Writes the words that the head of every round's payload holds; all other words are 0.
+  // Writes the head of the payload, which is the same in every round. It sets all other words to 0.
   RLK_DEVICE void write_head(std::int32_t status) const {
     const std::int64_t words = partial_words(p_);
     for (std::int64_t i = team_.thread(); i < words; i += team_.threads()) team_.global(words_)[i] = 0;
@@ -88,7 +89,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     word[kOfFirst + 1] = bits_of(-infinity());
   }
 
-  // Entry i of the splitters of round 1, or of the candidates of round 3.
+  // Returns splitter i of a payload of round 1, or candidate i of a payload of round 3. Both are ranks.
   static RLK_DEVICE std::uint64_t rank_in(const RowPayloads<Team>& of, int shard, std::int64_t i) {
     return static_cast<std::uint32_t>(of.word(shard, kPayloadHead + 2 * i)) |
            static_cast<std::uint64_t>(of.word(shard, kPayloadHead + 2 * i + 1)) << 32;
@@ -97,7 +98,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     team_.global(words_)[kPayloadHead + 2 * i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(rank));
     team_.global(words_)[kPayloadHead + 2 * i + 1] = static_cast<std::int32_t>(rank >> 32);
   }
-  // Puts the splitters of all shards on the list, ascending, followed by kLastRank.
+  // Writes the splitters of all shards to the list in ascending order. kLastRank fills the rest of the list.
   RLK_DEVICE void list_splitters() const {
     const RowPayloads<Team> of = round(1);
     team_.barrier();
@@ -113,7 +114,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
         RLK_UNROLL_NOT
         for (int t = 0; t < p_.num_shards; ++t) {
           if (t == s) continue;
-          std::int64_t from = 0, to = of.word(t, kOfCount);  // the number of t's splitters before rank is in [from, to]
+          std::int64_t from = 0, to = of.word(t, kOfCount);  // the number of shard t's splitters before `rank` lies in
+                                                             // [from, to]
           RLK_UNROLL_NOT
           while (from < to) {
             const std::int64_t middle = (from + to) / 2;
@@ -129,15 +131,15 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     team_.barrier();
   }
 
-  // Bounds of the cuts, from the counts and masses of all shards. Ranks [k_from, k_to) hold the k-th column. Ranks
-  // [p_from, p_to) hold the last column that top_p keeps.
+  // Bounds of the two cuts, from the counts and masses of all shards. The k-th column has a rank in [k_from, k_to). The
+  // last column that top_p keeps has a rank in [p_from, p_to).
   struct Cuts {
     std::uint64_t k_from, k_to, p_from, p_to;
     std::uint64_t count_before, mass_before;  // before k_from
     std::uint64_t p_before;                   // mass before p_from
     std::uint64_t total;                      // mass of all columns
   };
-  // Uses the list of splitters.
+  // list_splitters() must run first.
   RLK_DEVICE Cuts find_cuts() const {
     const RowPayloads<Team> of = round(2);
     const auto mass_in = [&](int s, std::int64_t bin) {
@@ -186,7 +188,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     }
     return cuts;
   }
-  // First rank of a bin: bin i has the ranks from splitter i - 1 on, before splitter i.
+  // The first rank of a bin. Bin i has the ranks from splitter i - 1 up to, but excluding, splitter i.
   RLK_DEVICE std::uint64_t edge(std::uint64_t bin) const {
     return bin == 0 ? 0 : bin <= kListColumns ? s_.list[bin - 1] : kLastRank;
   }
@@ -223,7 +225,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Round 1: the first rank, and every step-th rank of the shard's present columns.
+  // Round 1: writes the first rank of the shard's present columns, and every step-th of their ranks as splitters.
   RLK_DEVICE void split() {
     const std::uint64_t first = behind_first();
     const auto word = team_.global(words_);
@@ -238,9 +240,9 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     for (std::int64_t i = team_.thread(); i < count; i += team_.threads()) write_rank(i, ranks[i * step]);
     if (team_.thread() == 0) word[kOfCount] = static_cast<std::int32_t>(count);
   }
-  // Sorts the ranks of the present columns into the second half of the scratch; returns their number. Each pass sorts
-  // by three bits of z, the lowest bits first. The passes are stable and the first one takes ids in order, so the ids
-  // need no pass.
+  // Sorts the ranks of the present columns into the second half of the scratch memory, and returns their number. Each
+  // pass sorts by three bits of z, and the lowest bits come first. The sort needs no pass for ids, because passes are
+  // stable and the first pass reads columns in order of their ids.
   RLK_DEVICE std::int64_t sort() {
     constexpr int kBits = 3, kPasses = 11, kDigits = 1 << kBits;
     static_assert(kDigits * kMaxTeam <= kDigitBins && kBits * kPasses >= 32 && kPasses % 2 == 1);
@@ -283,7 +285,8 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     }
     return count;
   }
-  // Sums of the values of all earlier threads, and of all threads. It overwrites the list.
+  // Returns the sum of the values of all earlier threads, and sets *all to the sum over all threads. The function
+  // overwrites the list.
   RLK_DEVICE std::uint64_t before_of(std::uint64_t mine, std::uint64_t* all) const {
     std::uint64_t *sums = s_.list, *next = s_.list + kMaxTeam;
     sums[team_.thread()] = mine;
@@ -303,7 +306,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     return before;
   }
 
-  // Round 2: counts and masses of the surviving columns between the splitters of all shards.
+  // Round 2: writes the counts and masses of the surviving columns between the splitters of all shards.
   RLK_DEVICE void count() const {
     list_splitters();
     for (int i = team_.thread(); i < kDigitBins; i += team_.threads()) {
@@ -314,7 +317,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     each_present([&](std::uint64_t rank, float z) {
       const std::uint64_t w = mass_of(z);
       if (w < least_) return;
-      int bin = 0;  // the number of splitters up to rank
+      int bin = 0;  // the number of splitters at or before `rank`
       RLK_UNROLL_NOT
       for (int half = kListColumns / 2; half > 0; half /= 2) bin += s_.list[bin + half - 1] <= rank ? half : 0;
       team_.add(&s_.counts[bin], std::uint32_t{1});
@@ -330,7 +333,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     }
   }
 
-  // Round 3: sends the surviving columns of the bins that hold the cuts, by id.
+  // Round 3: writes the ranks of the surviving columns in the bins that contain the cuts, in order of their ids.
   RLK_DEVICE void send() const {
     list_splitters();
     const auto cuts = find_cuts();
@@ -363,7 +366,7 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
   std::uint64_t* const scratch_;
 };
 
-// The part of round 4 before its tree: finds the row's last kept rank and least mass.
+// The first part of round 4: finds the row's last kept rank and least kept mass. TreeOfShard is the second part.
 template <class Team, Exp kExp>
 class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
   using Base = RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates>;
@@ -411,8 +414,8 @@ class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
       last_ = of_mass < of_count ? of_mass : of_count;
     }
   }
-  // The last kept candidate in [from, to). last_kept() may return a rank at or after `to`, since it sees no columns
-  // there.
+  // The last rank in [from, to) that the cut keeps. last_kept() may return a rank at or after `to`, because it visits
+  // no columns there; the result is then to - 1.
   RLK_DEVICE std::uint64_t last_between(std::uint64_t from, std::uint64_t to, std::uint64_t count, std::uint64_t mass) {
     listed_ = false;
     last_ = kLastRank;
@@ -421,7 +424,7 @@ class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
     const std::uint64_t last = last_kept(count, mass, false);
     return last < to ? last : to - 1;
   }
-  // The shard's first rank, from its own payload of round 1.
+  // Copies the shard's first rank from the shard's payload of round 1.
   RLK_DEVICE void copy_first() const {
     const RowPayloads<Team> of = this->round(1);
     RLK_UNROLL_NOT

@@ -1,5 +1,5 @@
-// One row of sample by a team of threads. It holds the data that selection (select.h) and tree (tree.h)
-// share, with the same body on every backend. A team has
+// One row of sample, computed by a team of threads. This file holds the data that the selection (select.h) and the tree
+// (tree.h) share. The code is the same on every backend. A team has
 //   Memory              access to the row's arrays (rlk/tokens.h)
 //   kLanes              threads that share a leaf: 8, where thread r computes chain r, or 1 for all chains
 //   kAhead              columns that a thread loads before it reads any of them
@@ -13,7 +13,7 @@
 //   exponential<kExp>(z, c, m)                      2^(c z - m) of rule 4
 //   global(pointer)     for loads and stores of the row's arrays
 //   own(x)              a separate copy, in each thread, of a value x that is equal in all threads
-// All control flow that meets a barrier or a shuffle is uniform over the team.
+// Control flow around a barrier or a shuffle is uniform over the team.
 #pragma once
 
 #include "kernels/sample/terms.h"
@@ -40,9 +40,9 @@ struct alignas(16) SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // a greedy row's token
   float m, q;
-  std::uint64_t kept;  // number of columns, as the tree counts them
+  std::uint64_t kept;  // number of kept columns that the tree has counted
   std::int32_t status;
-  std::int32_t marked;          // whether the mask holds the kept set; otherwise `last` and `least` do
+  std::int32_t marked;          // whether the mask describes the kept set; otherwise `last` and `least` describe it
   std::int32_t listed;          // number of columns of a merged row whose z are in a list
   std::int32_t waits = 0;       // what a row still needs on CUDA (cuda/sample/team.cuh)
   std::uint64_t published = 0;  // on CUDA: 1 + the count of kept_offsets, once later rows may use it; 0 before
@@ -56,8 +56,8 @@ constexpr int kMaskWords = kLeafColumns / 32;
 RLK_HD std::int64_t sample_mask_words(std::int64_t vocab_size) { return kMaskWords * sample_leaf_slots(vocab_size); }
 RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sample_leaf_slots(vocab_size); }
 
-// Bits of a leaf's `columns` columns, which begin at column `first`. They come from `allowed`, a row's words; all are
-// set if `allowed` is null.
+// Sets `words` to the presence bits of a leaf's `columns` columns, which begin at column `first`. The bits come from
+// `allowed`, the words of a row. All bits are set if `allowed` is null.
 template <class Words>
 RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, std::uint32_t (&words)[kMaskWords]) {
   const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
@@ -75,13 +75,13 @@ RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, 
   }
 }
 
-// The source of a column's z: the row's logits, a shard's logits, the short list of columns that a merged row keeps, or
+// Where the z of columns come from: the row's logits, a shard's logits, the list of columns that a merged row keeps, or
 // the payloads of round 3.
 enum class Columns { kRow, kShard, kListed, kCandidates };
 struct ColumnsAt {
   PartRange parts = {0, kNumParts};          // for kShard: the shard's parts
-  const std::uint64_t* listed = nullptr;     // for kListed: entries of id and z, ids ascending; SampleState has their
-                                             // number
+  const std::uint64_t* listed = nullptr;     // for kListed: entries of id and z in ascending order of id; SampleState
+                                             // has their number
   const std::int32_t* candidates = nullptr;  // for kCandidates: the row's payload of the first shard, and the words
   std::int64_t candidates_apart = 0;         // between shards
   int num_shards = 0;
@@ -90,7 +90,7 @@ RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
   return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));
 }
 
-// Data that selection and tree share: the row's columns, and which of them are present.
+// The data that the selection and the tree share: the row's columns, and which of them are present.
 template <class Team, class T, Exp kExp, Columns kColumns>
 class SampleColumns {
  public:
@@ -110,12 +110,12 @@ class SampleColumns {
         height_(team.own(leaf_height(p.vocab_size))) {}
 
  protected:
-  // Whether `edits` may hold z of the row's columns.
+  // Whether SampleParams::edits may hold the z of some of the row's columns.
   RLK_DEVICE bool has_edits() const {
     if constexpr (!Team::kEdits || kColumns != Columns::kRow || sizeof(Storage) != sizeof(float)) return false;
     return p_.edited != nullptr;
   }
-  // z of column j, given its logit `z`. Requires has_edits().
+  // Returns z of column j: its edit if it has one, else its logit `z`. Requires has_edits().
   RLK_DEVICE float edited(std::int64_t j, float z) const { return is_edited(j) ? edit_at(j) : z; }
   RLK_DEVICE bool is_edited(std::int64_t j) const {
     return (p_.edited[row_ * edit_words(p_.vocab_size) + j / 32] >> (j % 32) & 1) != 0;
@@ -124,7 +124,7 @@ class SampleColumns {
   RLK_DEVICE bool is_allowed(std::int64_t j) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(team_.global(allowed_)[j / 32]) >> (j % 32) & 1) != 0;
   }
-  // The columns [first_column(), end_column()) are available here.
+  // This object can read columns [first_column(), end_column()).
   RLK_DEVICE std::int64_t first_column() const {
     return kColumns == Columns::kShard ? part_cut(p_.vocab_size, at_.parts.first) : 0;
   }
@@ -135,7 +135,7 @@ class SampleColumns {
   }
   RLK_DEVICE float z_at(std::int64_t j) const {
     if constexpr (kColumns == Columns::kListed) {
-      std::int64_t from = 0, to = state_->listed;  // the entry, if there is one, is in [from, to)
+      std::int64_t from = 0, to = state_->listed;  // the entry of column j, if it exists, is in [from, to)
       RLK_UNROLL_NOT
       while (to - from > 1) {
         const std::int64_t middle = (from + to) / 2;
@@ -161,7 +161,7 @@ class SampleColumns {
   }
   RLK_DEVICE bool survives(float z) const { return least_ == 0 || mass_of(z) >= least_; }
 
-  // Reduces all threads' values; every thread gets the result.
+  // Reduces the values of all threads. Every thread gets the result.
   template <class F>
   RLK_DEVICE std::uint64_t reduce(std::uint64_t value, F combine) const {
     team_.barrier();
@@ -180,8 +180,8 @@ class SampleColumns {
     return all;
   }
 
-  // First column of a leaf slot, and the number of its valid columns. Slots count from the first slot that is available
-  // here.
+  // Returns the first column of a leaf slot, and sets *columns to the number of its valid columns. Slots are counted
+  // from the first slot of the row or of the shard.
   RLK_DEVICE std::int64_t leaf_first(std::int64_t slot, std::int64_t* columns) const {
     const int part = static_cast<int>(slot >> height_) + (kColumns == Columns::kShard ? at_.parts.first : 0);
     const std::int64_t end =
@@ -192,7 +192,7 @@ class SampleColumns {
     *columns = left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns;
     return first;
   }
-  // Bit of column j in the mask.
+  // The index of column j's bit in the mask.
   RLK_DEVICE std::int64_t mask_bit_of(std::int64_t j) const {
     int part = 0;
     while (part + 1 < kNumParts && j >= part_cut(p_.vocab_size, part + 1)) ++part;
@@ -211,7 +211,7 @@ class SampleColumns {
   const int height_;
   float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // c, m and q of rule 4 for the row
   std::uint64_t last_ = kLastRank;        // rank of the last kept column
-  std::uint64_t least_ = 0;               // mass of a column that min_p keeps
+  std::uint64_t least_ = 0;               // least mass of a column that min_p keeps
 };
 
 }  // namespace rlk

@@ -1,5 +1,5 @@
-// Selects the columns of a row that sample keeps. The result is a rank and a mass, or a mask if few columns are kept.
-// row.h defines a team.
+// Selects the columns of a row that sample keeps. The result is the last kept rank and the least kept mass, or a mask
+// if few columns are kept. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/row.h"
@@ -21,7 +21,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
                           std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const ColumnsAt& at = {})
       : Base(team, p, row, shared, mask, state, at), firsts_(firsts) {}
 
-  // Finds the row's faults, its first rank and reference, and the first rank of each thread's columns.
+  // Finds the row's faults, its first rank, its reference, and the first rank among each thread's columns.
   RLK_DEVICE void run_first() {
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
     std::int32_t status = want.status;
@@ -56,7 +56,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     RLK_UNROLL_NOT
     for (std::int64_t i = team_.thread(); i < list_size_; i += team_.threads()) fn(s_.list[i], z_of_rank(s_.list[i]));
   }
-  // Visits this thread's present columns.
+  // Calls fn(rank, z) for this thread's present columns.
   template <class F>
   RLK_DEVICE void each_present(F fn) const {
     if constexpr (kColumns == Columns::kCandidates) {
@@ -80,7 +80,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
   }
-  // Visits this thread's candidates with ranks in [from_, to_).
+  // Calls fn(rank, z) for this thread's candidates with ranks in [from_, to_).
   template <class F>
   RLK_DEVICE void each_candidate(F fn) const {
     RLK_UNROLL_NOT
@@ -100,8 +100,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     listed_ ? each_listed(fn) : each_present(fn);
   }
 
-  // The first rank of the present columns, plus one. 0 if there is a NaN; kLastRank if no column is present. It also
-  // stores the first rank of each thread's columns.
+  // Returns the first rank of the present columns, plus one. The result is 0 if there is a NaN, and kLastRank if no
+  // column is present. The function also stores the first rank among each thread's columns.
   RLK_DEVICE std::uint64_t behind_first() const {
     std::uint64_t mine = kLastRank;
     each_present([&](std::uint64_t rank, float z) {
@@ -111,7 +111,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     firsts_[team_.thread()] = mine - 1;  // larger than any rank if the thread has no column
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a < b ? a : b; });
   }
-  // Id of the first rank of the present columns, and the status of these columns.
+  // Returns the id of the present column with the first rank, and sets *status to the status of the present columns.
   RLK_DEVICE std::int64_t first_rank(std::int32_t* status) {
     const std::uint64_t first = behind_first();
     SoftmaxStats stats;
@@ -123,15 +123,15 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return id_of_rank(first - 1);
   }
 
-  // One loop runs three searches, so that their code exists once. The searches find a bound of the first k columns, the
-  // first k columns, and then the column at which the mass is reached. `z` belongs to the first rank. If a list already
-  // exists, it holds the first k columns.
+  // One loop runs three searches, so that the binary holds their code only once. The searches find a bound of the first
+  // k columns, the first k columns, and the column at which top_p's mass is reached. `z` belongs to the first rank. For
+  // kListed, the list already exists and holds candidates for the first k columns.
   RLK_DEVICE void truncate(const SampleRow& want, float z) {
     const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
-    // top_p's share refers to more columns than top_k keeps
+    // whether top_p's share refers to more columns than top_k keeps
     [[maybe_unused]] const bool apart = p_.order == SampleOrder::kSglang && by_count;
     std::uint64_t total = 0;
     RLK_UNROLL_NOT
@@ -145,7 +145,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       if (step == 0 && (!by_count || count > static_cast<std::uint64_t>(team_.threads()) || least_ > 0)) continue;
       if (step == 1 && !by_count) continue;
       if (step == 2 && !by_mass) continue;
-      if (step == 0) {  // lists the first rank of each thread; the count-th of these ranks bounds the first k columns
+      if (step == 0) {  // lists the first rank of each thread; the count-th of these ranks is a bound of the first k
+                        // columns
         team_.barrier();
         s_.list[team_.thread()] = firsts_[team_.thread()];
         team_.barrier();
@@ -178,12 +179,12 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     least_ = min_mass;
   }
 
-  // The first step of a search for the columns that reach a mass. It looks at columns that survive up to last_. Bins of
-  // equal width in z get counts and masses; z_first is the row's largest. The bin that holds the searched column goes
-  // to the list if it fits. The columns before this bin also go to the list, if all of them fit. Returns the mass that
-  // the rest of the search must reach.
-  // share, goal: the share of the mass of all these columns, or, if the share is 1, the mass itself.
-  // last: the last rank of the list. keeps_list: whether the list has the columns before the bin.
+  // The first step of a search for the columns that reach a mass. It visits the surviving columns up to rank last_, and
+  // computes counts and masses of bins of equal width in z; z_first is the row's largest z. The columns of the bin in
+  // which the mass is reached go to the list if they fit. The columns before this bin also go to the list, if all of
+  // them fit. Returns the mass that the rest of the search must reach.
+  // share, goal: the mass to reach is this share of the visited columns' mass, or `goal` if the share is 1.
+  // last: receives the last rank of the list. keeps_list: receives whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
                                     bool* keeps_list) {
     const float scale = mul_rn(c_, static_cast<float>(kDigitBins) / kMassRange);
@@ -251,10 +252,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the columns that survive up to last_, and returns a rank at which the cut lies: the last kept column's, or one
-  // between it and the next column's. The function keeps `count` columns or, if `mass` is not kLastRank, the first
-  // columns that reach `mass`. If there are fewer columns, it keeps all.
-  // of_bounds: the list holds ranks that bound columns, and the kept columns replace these ranks.
+  // Cuts the surviving columns up to rank last_. Returns the rank of the last kept column, or a rank between that
+  // column and the next one. The function keeps `count` columns or, if `mass` is not kLastRank, the first columns that
+  // reach `mass`. If there are fewer columns, it keeps all of them.
+  // of_bounds: the list holds bounds of columns; the kept columns then replace these bounds in the list.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;
@@ -282,7 +283,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       mass_before = s_.found_before;
       prefix = prefix << bits | s_.found_prefix;
       const std::uint64_t end = (prefix << shift) + ((std::uint64_t{1} << shift) - 1);
-      // The whole bin is kept if its last column is the searched one, or if it has one column.
+      // The whole bin is kept if the cut lies after its last column, or if it has at most one column.
       const bool whole = in_bin <= 1 || count_before + in_bin == count || digit == kRankDigits - 1;
       const bool replaces = whole && of_bounds;
       if (replaces) listed_ = false;
@@ -292,7 +293,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return last_;
   }
 
-  // Finds the bin of the searched column, and the counts and masses before it and in it.
+  // Finds the bin in which `count` or `mass` is reached, the count and the mass before the bin, and the bin's count.
   RLK_DEVICE void find_bin(int bins, std::uint64_t count, std::uint64_t mass, std::uint64_t count_before,
                            std::uint64_t mass_before) const {
     const int chunk = bins / kScanChunks;
@@ -311,8 +312,8 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
       std::uint64_t n = count_before, w = mass_before;
       int at = 0;
       RLK_UNROLL_NOT
-      for (int step = 0; step < 2; ++step) {  // finds first the chunk, then the bin: the first that reaches the goal,
-                                              // or the last with columns
+      for (int step = 0; step < 2; ++step) {  // finds first the chunk, then the bin: the first one that reaches the
+                                              // goal, or the last one with columns
         const std::uint32_t* const counts = step == 0 ? s_.chunk_counts : s_.counts;
         const std::uint64_t* const masses = step == 0 ? s_.chunk_masses : s_.masses;
         const int first = step == 0 ? 0 : at * chunk, end = step == 0 ? kScanChunks : first + chunk;
@@ -338,7 +339,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     team_.barrier();
   }
 
-  // Puts the surviving columns up to rank `end` on the list if they fit.
+  // Writes the surviving columns up to rank `end` to the list. listed_ tells whether they fit.
   RLK_DEVICE void collect(std::uint64_t end) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();
@@ -352,7 +353,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     listed_ = list_size_ <= kListColumns;
   }
 
-  // Makes the mask of the columns on the list.
+  // Writes the mask of the kept columns in the list.
   RLK_DEVICE void mark_listed() const {
     for (std::int64_t i = team_.thread(); i < sample_mask_words(p_.vocab_size); i += team_.threads()) mask_[i] = 0;
     team_.barrier();
@@ -367,7 +368,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   std::uint64_t* const firsts_;
   std::int64_t list_size_ = 0;
   bool listed_ = false;                      // the list holds every column that may be kept
-  std::uint64_t from_ = 0, to_ = kLastRank;  // ranks of the candidates that are visited
+  std::uint64_t from_ = 0, to_ = kLastRank;  // range of ranks of the candidates that each_candidate visits
 };
 
 }  // namespace rlk

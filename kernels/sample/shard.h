@@ -1,5 +1,5 @@
-// A row of sample_partial, by a team (row.h): a shard's first ranks, its tree, the draw below its root, and its
-// raw words. It writes the payload of ops/sample.h.
+// A row of sample_partial, computed by a team (row.h): a shard's first ranks, its tree, the draw below the tree's root,
+// and the words for raw_logprob. The team writes the payload that ops/sample.h defines.
 #pragma once
 
 #include "kernels/sample/select.h"
@@ -7,7 +7,7 @@
 
 namespace rlk {
 
-// Words of a payload.
+// The words of a payload's head.
 enum PayloadWord : int {
   kOfParts,
   kOfVocab,
@@ -25,13 +25,13 @@ enum PayloadWord : int {
 static_assert(kOfCount + 1 == kPayloadHead);
 
 RLK_HD std::int32_t payload_float(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
-// Word 0: flags of the payload's contents replace the tag's lowest 9 bits.
+// Word 0 of a payload: the tag, whose lowest 9 bits are replaced by the shard's parts and a flag for raw words.
 RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw, std::uint32_t tag) {
   const int held = parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
   return static_cast<std::int32_t>((tag & ~511u) | static_cast<std::uint32_t>(held));
 }
 
-// Kind of a row of shards; a status if shards cannot serve it.
+// The parameters of a row whose columns are split into shards. The status is bad if shards cannot process the row.
 template <class Memory>
 RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
   SampleRow r = sample_row_of<Memory>(p, row);
@@ -39,7 +39,7 @@ RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
   if ((by_mass && r.top_k == 0) || (r.top_p < 1.0f && p.order == SampleOrder::kSglang)) r.status |= kBadParameter;
   return r;
 }
-// The contract's tag; its upper 23 bits count.
+// The tag of the contract. Only its upper 23 bits are used.
 template <class Memory>
 RLK_HD std::uint32_t payload_tag(const SampleParams& p, std::int64_t row, const SampleRow& r) {
   const auto position = static_cast<std::uint64_t>(p.position.template at<Memory>(row));
@@ -62,7 +62,7 @@ RLK_HD std::int64_t partial_words(const SamplePartialParams& p) {
   return p.round == 0 ? payload_words(p.most_top_k) : round_words(p.round, p.vocab_size, p.widest, p.num_shards);
 }
 
-// Writes everything except the tree and the raw words, and stores in the row's state whether there is a tree.
+// Writes all words of a payload except those of the tree and the raw words, and stores the status in the row's state.
 template <class Team, class T>
 class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   using Base = RowSelection<Team, T, Exp::kPortable, Columns::kShard>;
@@ -105,7 +105,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   }
 
  private:
-  // Lists the first `count` of the present columns, or all of them.
+  // Writes the first `count` present columns to the payload, or all of them if there are fewer.
   RLK_DEVICE void candidates(std::int64_t count, float z) {
     truncate({1.0f, 1.0f, 0.0f, count, false, kOk}, z);
     if (!listed_) collect(last_);
@@ -130,7 +130,7 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   std::int32_t* const words_;
 };
 
-// The tree, the column drawn in advance, and the raw words of ids that another launch found.
+// Writes the tree's root, the column that is drawn in advance, and the raw words of ids that an earlier launch found.
 template <class Team, class T, Exp kExp>
 class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;
@@ -144,7 +144,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
         p_(p),
         words_(p.payload + row * partial_words(p)) {}
 
-  // count: number of columns that the shard keeps, or null.
+  // count: receives the number of columns that the shard keeps, or is null.
   RLK_DEVICE void run_tree(std::int64_t* count) {
     if (!has_tree()) {
       if (count != nullptr && team_.thread() == 0) *count = 0;
@@ -175,7 +175,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
     }
   }
 
-  // Takes the parameters of raw_pass.
+  // Writes the raw words. The params must come from raw_pass.
   RLK_DEVICE void run_raw() {
     const auto word = team_.global(words_);
     if (word[kOfStatus] != kOk || p_.parts.count == 0) return;
@@ -193,7 +193,8 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Whether the row has no error, and is either not truncated or truncated in rounds.
+  // Whether this shard computes a tree for the row: the row has no error, and is either not truncated or truncated in
+  // rounds.
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }

@@ -1,4 +1,4 @@
-// Integer formulas of sample: ranks, masses, thresholds, and the comparison of a draw.
+// The integer formulas of sample: ranks, masses, thresholds, and the comparison that a draw makes at a node.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -7,8 +7,8 @@
 
 namespace rlk {
 
-// A column's rank as a number of 51 bits. Ascending ranks are z descending, then id ascending. Its digits from the top
-// hold 11, 11 and 10 bits of z, then 10 and 9 bits of the id.
+// A column's rank is a number of 51 bits. Ranks ascend as z descends; among columns of equal z, they ascend with the
+// id. A rank has five digits. From the top, they hold 11, 11 and 10 bits of z, and then 10 and 9 bits of the id.
 constexpr int kIdBits = 19;
 constexpr int kRankDigits = 5;
 constexpr int kDigitBins = 2048;
@@ -29,7 +29,7 @@ RLK_HD float z_of_rank(std::uint64_t rank) {
   return float_of(static_cast<std::int32_t>(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending));
 }
 
-// floor(2^44 e) for e in [0, 2). Any other e gives an arbitrary number, which callers multiply by a share of 0.
+// floor(2^44 e) for e in [0, 2). For any other e the result is arbitrary; callers then multiply it by a share of 0.
 RLK_HD std::uint64_t fixed_mass(float e) {
   const auto bits = static_cast<std::uint32_t>(bits_of(e));
   const int shift = static_cast<int>(bits >> 23) - (127 + 23 - 44);
@@ -38,9 +38,10 @@ RLK_HD std::uint64_t fixed_mass(float e) {
   return shift > -24 ? significand >> -shift : 0;
 }
 
-constexpr float kMassRange = 46.0f;  // a column whose exponential is 2^-46 of the largest has no mass
+constexpr float kMassRange = 46.0f;  // in powers of two: a column has no mass if its exponential is below 2^-46 of the
+                                     // largest one
 
-// ceil(share * mass), exact, for a share in [0, 1] and a mass of at most 2^63.
+// ceil(share * mass), computed exactly, for a share in [0, 1] and a mass of at most 2^63.
 RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
   const auto bits = static_cast<std::uint32_t>(bits_of(share));
   const int exponent = static_cast<int>(bits >> 23 & 0xff);
@@ -58,7 +59,7 @@ RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
   return (high >> above) + (more ? 1 : 0);
 }
 
-// Position of the highest bit of x, which is not 0.
+// The position of the highest set bit of x. x must not be 0.
 RLK_HD int highest_bit_of(std::uint64_t x) {
 #if defined(__CUDA_ARCH__)
   return 63 - __clzll(static_cast<long long>(x));
@@ -66,7 +67,7 @@ RLK_HD int highest_bit_of(std::uint64_t x) {
   return 63 - __builtin_clzll(x);
 #endif
 }
-// The largest number, 0 or normal, that is at most r * both / 2^32. The sum `both` is 0 or normal.
+// The largest float that is at most r * both / 2^32 and is not subnormal. The sum `both` is 0 or a normal number.
 RLK_HD float left_bound(std::uint32_t r, float both) {
   const auto b = static_cast<std::uint32_t>(bits_of(both));
   const std::uint64_t product = std::uint64_t{r == 0 ? 1 : r} * ((b & 0x7fffffu) | 0x800000u);  // in [2^23, 2^56)
@@ -75,10 +76,10 @@ RLK_HD float left_bound(std::uint32_t r, float both) {
   const float bound = float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
   return r == 0 || exponent <= 0 ? 0.0f : bound;
 }
-// Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each is 0 or normal.
+// Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each sum is 0 or a normal number.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
 #if defined(__CUDA_ARCH__)
-  // The operands are exact in double and the result is rounded once, so the result has the sign of the exact
+  // The operands are exact in double, and the fma rounds once. Its result therefore has the sign of the exact
   // difference.
   return __fma_rn(__uint2double_rn(r), static_cast<double>(both), static_cast<double>(left) * -0x1p32) < 0.0;
 #else
@@ -102,30 +103,32 @@ RLK_HD int lowest_bit_of(std::uint32_t word) {
 #endif
 }
 
-// Height of a part's tree: its leaves are padded to 2^height. The eight parts together have height + 3 levels.
-// A part has whole blocks of 8 columns; the last part may lack up to 7 columns, and always has the most blocks. Only if
-// the number of blocks is one more than a multiple of eight, all other parts have fewer.
+// The height of a part's tree, whose leaves are padded to 2^height. The tree of all eight parts has height + 3 levels
+// above the leaves.
+// A part has whole blocks of 8 columns, but the last block of the last part may lack up to 7 columns. The last part
+// always has the most blocks. If the number of blocks is a multiple of eight plus one, every other part has fewer
+// blocks than the last part.
 RLK_HD int leaf_height(std::int64_t vocab_size) {
   constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
   auto columns = static_cast<std::uint32_t>(vocab_size);
 #if defined(__HIP_DEVICE_COMPILE__)
-  asm("" : "+v"(columns));  // in SGPRs the steps below would exceed the SGPR budget of a shard's merge
+  asm("" : "+v"(columns));  // keeps the steps below out of SGPRs, of which a shard's merge has too few
 #endif
   const std::uint32_t blocks = (columns + 7) / 8, missing = blocks % kParts == 1 ? 8 * blocks - columns : 0;
   const std::uint32_t leaves = (8 * ((blocks + kParts - 1) / kParts) - missing + kColumns - 1) / kColumns;
   return leaves <= 1 ? 0 : highest_bit_of(leaves - 1) + 1;
 }
 
-// Word of a draw at `depth` below the root.
+// The index of the random word that a draw uses at `depth` levels below the root.
 RLK_HD int word_of_depth(int depth, int height) { return depth < 3 ? depth : 7 + (height + 2 - depth); }
 constexpr int kChainWord = 3, kPrefixWord = 6;
 
-// Parameters of a row.
+// The parameters of a row.
 struct SampleRow {
   float temperature, top_p, min_p;
   std::int64_t top_k;
   bool greedy;
-  std::int32_t status;  // status that is known before a logit is read
+  std::int32_t status;  // the status that is known before any logit is read
 
   RLK_HD bool truncates() const { return top_k > 0 || top_p < 1.0f || min_p > 0.0f; }
 };

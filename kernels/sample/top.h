@@ -1,13 +1,13 @@
-// The n best columns of a row of sample. Their log-probabilities use the root of the tree that was computed before:
-// over the kept columns, or in the raw pass. row.h defines a team.
+// The n best columns of a row of sample. Their log-probabilities use the root of a tree that an earlier pass computed:
+// the tree over the kept columns, or the tree of the raw pass. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/select.h"
 
 namespace rlk {
 
-// kRaw: reads the parameters of the raw pass. Ranks alone decide, without probabilities, so any Exp would give the same
-//   result.
+// kRaw: the params are those of the raw pass. The selection uses ranks and no probabilities, so any Exp would give the
+// same result.
 template <class Team, class T, bool kRaw>
 class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
  protected:
@@ -17,7 +17,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
   using Base::team_, Base::p_, Base::row_, Base::s_, Base::mask_, Base::state_, Base::last_;
 
  public:
-  // mask, state, firsts and nodes belong to the row; earlier passes wrote them.
+  // mask, state, firsts and nodes are the row's parts of the workspace. Earlier passes wrote them.
   RLK_DEVICE RowTop(const Team& team, const SampleParams& p, std::int64_t row, SampleShared* shared,
                     std::uint32_t* mask, SampleState* state, std::uint64_t* firsts, const float* nodes)
       : Base(team, p, row, shared, mask, state, firsts), count_(team.own(p.n_logprobs)) {
@@ -31,7 +31,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
   }
 
  protected:
-  // has_firsts: whether an earlier pass has stored the first ranks and the first column's id.
+  // has_firsts: whether an earlier pass stored the threads' first ranks and the id of the first column.
   RLK_DEVICE void run_from(bool has_firsts) {
     if (fails()) return;
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
@@ -39,7 +39,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     if (!listed_) collect(last_);  // the row has at most n columns in all
     write_listed();
   }
-  // Whether the row has no results; then it writes none.
+  // Returns whether the row has failed. If it has, the function writes ids of -1 and NaNs.
   RLK_DEVICE bool fails() const {
     if (team_.global(p_.ids)[row_] >= 0 && status_of(root_) == kOk && root_.m != -infinity()) return false;
     write_none();
@@ -54,7 +54,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     team_.barrier();  // every thread has read found_count
     if (team_.thread() == 0) s_.found_count = 0;
     team_.barrier();
-    // Columns with mass rank before all other columns.
+    // Columns that are kept and finite come first. A column's place is the number of columns with an earlier rank.
     each_listed([&](std::uint64_t rank, float) {
       if (rank > last_ || !has_mass(id_of_rank(rank))) return;
       std::int64_t place = 0;
@@ -77,8 +77,9 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     return z_at(j) != -infinity();
   }
 
-  // Appends columns without mass behind the `found` columns with mass, by id. It reads the first 2n columns, of which
-  // fewer than n have mass. A vocabulary below 2n is read whole.
+  // Appends columns without mass after the `found` columns with mass, in order of their ids. It reads the first 2n
+  // columns, or all columns of a smaller vocabulary. Fewer than n of them have mass, so n columns without mass are
+  // among them.
   RLK_DEVICE void fill(std::int64_t found) const {
     const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
     for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;

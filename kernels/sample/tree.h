@@ -1,4 +1,4 @@
-// Tree over the columns that a row of sample keeps, and the draw by this tree. row.h defines a team.
+// The tree over the columns that a row of sample keeps, and the draw that descends this tree. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/row.h"
@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// Random words of a row's token.
+// The random words of a row's token.
 template <class Memory>
 class DrawWords {
  public:
@@ -30,7 +30,7 @@ RLK_HD bool draws_left_node(std::uint32_t word, const SoftmaxStats& left, const 
   const SoftmaxStats both = combine(left, right), scaled = combine(left, {both.m, 0.0f, 0.0f, 0.0f});
   return draws_left(word, left.m == -infinity() ? 0.0f : scaled.S, both.S);
 }
-// Depth of the root of a subtree of `count` parts.
+// The depth, in the whole tree, of the root of a subtree of `count` parts.
 RLK_HD int depth_of_parts(int count) { return count == 8 ? 0 : count == 4 ? 1 : count == 2 ? 2 : 3; }
 
 template <class Team, class T, Exp kExp, Columns kColumns = Columns::kRow>
@@ -54,7 +54,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
         slots_(team.own(kColumns == Columns::kShard ? std::int64_t{at.parts.count} << Base::height_
                                                     : sample_leaf_slots(p.vocab_size))) {}
 
-  // The tree over the kept columns.
+  // Computes the tree over the kept columns.
   RLK_DEVICE void run_tree() {
     if (state_->status != kOk) return;
     load_state();
@@ -66,8 +66,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Writes the row's results except kept ids and raw_logprob. `count` is the number of columns that it kept, or 0 for
-  // all.
+  // Writes the row's results except kept ids and raw_logprob. *count receives the number of columns that the row keeps,
+  // or 0 for all.
   RLK_DEVICE void run_draw(std::int64_t* count) {
     const std::int32_t status = state_->status;
     std::int64_t id = -1;
@@ -87,7 +87,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     }
   }
 
-  // Writes raw_logprob of the id that run_draw() wrote in another launch.
+  // Writes raw_logprob of the id that run_draw() wrote in an earlier launch.
   RLK_DEVICE void run_raw() {
     const std::int64_t id = team_.global(p_.ids)[row_];
     float raw = canonical_nan();
@@ -140,8 +140,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
   }
-  // Bits of the leaf's present columns, from the mask if the mask holds the kept set, else from `allowed`. kAll: all
-  // valid columns.
+  // Sets `words` to the bits of the leaf's present columns. They come from the mask if it holds the kept set, else from
+  // `allowed`. kAll: all valid columns are present.
   template <bool kAll>
   RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
                                   std::uint32_t (&words)[kMaskWords]) const {
@@ -189,7 +189,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const float sum = lane_sum(leaf->chains);
     if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
   }
-  // A column's term of the sum. The term of a missing column is +0, which changes no sum.
+  // The term that a column adds to its chain. A missing column adds +0, which changes no sum.
   RLK_DEVICE float term(float z, const LeafReference& reference) const {
     const float clamped = z > reference.q ? z : reference.q;
     const float e = team_.template exponential<kExp>(clamped, c_, reference.m);
@@ -197,8 +197,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   }
   static RLK_DEVICE float larger(float a, float b) { return is_nan(a) ? a : is_nan(b) ? b : a > b ? a : b; }
 
-  // Computes the tree over all leaves in nodes_, its root, and the number of kept columns. kRaw: over all valid
-  // columns; the mask of kept columns is not written.
+  // Computes the tree over all leaves in nodes_, and sets *count to the number of kept columns. Returns the root. kRaw:
+  // the tree covers all valid columns, and no mask is written.
   template <bool kRaw>
   RLK_DEVICE SoftmaxStats leaves(std::int64_t* count) {
     std::uint64_t mine = 0;
@@ -210,8 +210,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   RLK_DEVICE std::uint64_t all_of(std::uint64_t mine) const {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
-  // Computes the tree of a part up to its root; parts count from the first part that is available here. Returns how
-  // many kept columns this thread has counted.
+  // Computes the tree of a part up to its root. Parts are counted from the first part of the row or of the shard.
+  // Returns how many kept columns this thread has counted.
   template <bool kRaw>
   RLK_DEVICE std::uint64_t leaves_of_part(std::int64_t part) {
     const std::int64_t own = std::int64_t{1} << height_;
@@ -220,7 +220,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (std::int64_t n = own / 2; n > 0; n /= 2) level = join(level, size, part * n, n), size /= 2;
     return mine;
   }
-  // The nodes of leaf slots [begin, end), with the masks of their kept columns.
+  // Computes the nodes of leaf slots [begin, end), and writes the masks of their kept columns.
   template <bool kRaw>
   RLK_DEVICE std::uint64_t leaf_nodes(std::int64_t begin, std::int64_t end) {
     const int lane = team_.thread() % kLanes, groups = team_.own(team_.threads() / kLanes);
@@ -247,8 +247,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     team_.barrier();
     return mine;
   }
-  // Statistics of a slot's kept columns, by the kLanes threads of the slot; words: the mask of these columns. `exists`:
-  // whether there is such a slot.
+  // The kLanes threads of a slot compute the statistics of its kept columns, and set `words` to the mask of these
+  // columns. `exists` tells whether the slot exists.
   template <bool kRaw>
   RLK_DEVICE SoftmaxStats leaf_of_slot(std::int64_t slot, bool exists, std::uint32_t (&words)[kMaskWords]) const {
     const int lane = team_.thread() % kLanes;
@@ -292,7 +292,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (; size > 0; size /= 2) level = join(level, size, 0, size);
     return node(2 * slots_ - 2);
   }
-  // Computes `count` of the `size` nodes above those that begin at `level`; returns where these nodes begin.
+  // Computes nodes [first, first + count) of the level of `size` nodes above the level that begins at index `level`.
+  // Returns the index at which the new level begins.
   RLK_DEVICE std::int64_t join(std::int64_t level, std::int64_t size, std::int64_t first, std::int64_t count) {
     const std::int64_t above = level + 2 * size;
     for (std::int64_t i = first + team_.thread(); i < first + count; i += team_.threads()) {
@@ -305,7 +306,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   }
   RLK_DEVICE SoftmaxStats node(std::int64_t i) const { return {nodes_[2 * i], nodes_[2 * i + 1], 0.0f, 0.0f}; }
 
-  // Draws an id by the tree in nodes_.
+  // Draws an id by descending the tree in nodes_.
   RLK_DEVICE std::int64_t draw() const {
     const DrawWords<typename Team::Memory> word(p_, row_);
     std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;  // node `at` of the level that begins at `level`
@@ -347,8 +348,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
-    // Finds the drawn chain, from the last addition back. If several lanes share a leaf, drawn tells whether this lane
-    // has the chain. If one lane has the leaf, drawn[k] tells whether it is chain k.
+    // Finds the drawn chain, from the last addition back. If several lanes share a leaf, drawn[0] tells whether this
+    // lane's chain is drawn. If one lane has the whole leaf, drawn[k] tells whether chain k is drawn.
     bool drawn[kOwnChains];
     if constexpr (kLanes == 1) {
       const float* const s = leaf.chains;
@@ -368,7 +369,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
                  draws_left(word(kChainWord + 1), upper_two ? next_two : two, four) != upper_two &&
                  draws_left(word(kChainWord + 2), upper_one ? next : one, two) != upper_one;
     }
-    // The lane that has the chain finds the column; every other lane gets a larger number.
+    // The lane with the drawn chain finds the column. Every other lane gets a larger number, so the minimum is the
+    // column.
     std::int32_t column = kLeafColumns;
     const std::uint32_t r = word(kPrefixWord);
     RLK_UNROLL
@@ -392,7 +394,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   float* const nodes_;
   const std::int64_t slots_;
   bool marked_ = false;
-  bool cuts_ = true;  // columns are tested by last_ and least_
+  bool cuts_ = true;  // whether columns must be tested against last_ and least_
 };
 
 }  // namespace rlk
