@@ -1,7 +1,8 @@
-// Second moments about means that an earlier pass found. Variances, covariances and correlations take a second pass
-// over tokens, which sums scaled deviations. Shared by all backends; terms.h defines a Batch and its terms.
+// Second moments about means that an earlier pass found, for all backends. Variances, covariances and correlations need
+// a second pass over tokens, which sums scaled deviations. terms.h defines a Batch and its terms.
 //
-// Values a have the mean m = fl(sum / N), and the factors down and up of moment_scale.h for their largest magnitude.
+// Values a have the mean m = fl(sum / N). `down` and `up` are the factors that moment_scale.h gives for the largest
+// magnitude.
 //   Then d(a) = fl(fl(fl(a down) - fl(m down)) up)
 //   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d)     D takes out the rounding of m
 //   V is 0 where all d are equal
@@ -14,13 +15,13 @@
 namespace rlk {
 
 struct CentralPoint {
-  float down = 1.0f, up = 1.0f, mean = 0.0f;  // the mean times `down`
+  float down = 1.0f, up = 1.0f, mean = 0.0f;  // mean: already multiplied by `down`
   template <class F>
   RLK_HD F deviation(F a) const {
     const F scaled = sub_rn(mul_rn(a, broadcast<F>(down)), broadcast<F>(mean));
     return mul_rn(scaled, broadcast<F>(up));
   }
-  // The scale's power of two.
+  // The power of two that undoes the scale.
   RLK_HD float unit() const { return inverse_of(mul_rn(down, up)); }
 };
 RLK_HD CentralPoint central_point(float sum, float count, float largest) {
@@ -35,7 +36,7 @@ RLK_HD float central_square(float of_a, float squares, float count) {
   return v < 0.0f ? 0.0f : v;
 }
 
-// Sums for two values of each token.
+// The mean and scale of two values, a and b, of each token.
 struct CentralPair {
   CentralPoint of[2];
 };
@@ -48,11 +49,11 @@ enum : int {
   kCentralLeastA,
   kCentralLeastB,
   kCentralMaxima
-};  // extremes of |d|, the last two negated
+};  // largest and least |d|; opposite() is applied to the least ones
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// `Of` describes the operator by Params, Pair, kInputs, kProducts, input and values. values(pair, inputs, values) writes
-// the two values of a token.
+// `Of` describes the operator by Params, Pair, kInputs, kProducts, input and values. values(pair, inputs, values)
+// writes a token's two values a and b.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;
@@ -88,7 +89,7 @@ struct CentralTerms : EverySum {
   }
 };
 
-// A pass that uses the values which the Batch of the earlier passes left in Shared::pair. Of also has
+// The Batch of this pass. It reads Shared::pair, which the Batch of the earlier passes has written. Of also has
 //   Batch; of_sequence(pair, sums, total), which may replace value b of a sequence's tokens by one for the sequence;
 //   kResults, metric(i), result(pair, total, i): the metrics that follow, and their values
 template <class Of>
@@ -134,7 +135,7 @@ RLK_HD bool is_constant(const Total& t, int i) {
   const bool one_sign = negative == 0 || negative == t.count[kCentralTokens];
   return one_sign && t.maximum[kCentralMostA + i] == opposite(t.maximum[kCentralLeastA + i]);
 }
-// Sum over tokens of the squared deviations of value i from its mean.
+// The sum of squares of (value i - mean of value i), over all tokens.
 template <class Total>
 RLK_HD float central_square(const Total& t, int i) {
   if (is_constant(t, i)) return 0.0f;

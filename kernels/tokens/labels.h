@@ -14,14 +14,14 @@ RLK_HD std::int64_t integer_at(const void* data, DType dtype, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(data))[i];
 }
 
-// Quotient of two numbers that are not negative; 32-bit division if both fit 32 bits.
+// The quotient of two numbers that are not negative. The division has 32 bits if both numbers fit 32 bits.
 RLK_HD std::int64_t quotient(std::int64_t a, std::int64_t b) {
   if (((a | b) >> 32) == 0) return static_cast<std::uint32_t>(a) / static_cast<std::uint32_t>(b);
   return a / b;
 }
 
-// The packed token that identifies the sequence of a local token, and whether each sequence is split among the ranks
-// (zigzag).
+// How packed tokens are split among ranks. searched() gives, for a local token, a packed token of the same sequence.
+// With zigzag every sequence is split among all ranks.
 struct LabelCut {
   std::int64_t first, step;
   bool zigzag;
@@ -31,8 +31,8 @@ struct LabelCut {
   }
   RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
 };
-// The packed token whose id is the label of local token `local`, or -1 for a token without a label. [begin, begin +
-// length) is the sequence of cut.searched(local).
+// The packed token whose id is the label of local token `local`, or -1 if the token has no label. [begin, begin +
+// length) is the sequence that holds cut.searched(local).
 RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
                                  std::int64_t begin, std::int64_t length) {
   std::int64_t t = cut.searched(local);
@@ -65,7 +65,7 @@ RLK_HD void write_label(const ShiftLabelsParams& p, std::int64_t local) {
   }
 }
 
-// The work of one GPU block: a tile of local tokens. `shared`: two numbers in shared memory.
+// The work of one GPU block: a tile of local tokens. `shared` is an array of two numbers in shared memory.
 template <class Memory, class Barrier>
 RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, int thread, std::int64_t* shared,
                                const Barrier& barrier) {
@@ -117,8 +117,8 @@ RLK_HD void shift_labels_block(const ShiftLabelsParams& p, std::int64_t block, i
   }
 }
 
-// `index` is the token's index in the mask. In padded rows it is sequence * num_tokens + position. In packed arrays the
-// token's sequence lies in `range`.
+// `index` is the token's index in the mask. In padded rows the index is sequence * num_tokens + position. In packed
+// arrays `range` contains the token's sequence.
 template <class Memory>
 RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range, std::int64_t index) {
   std::int64_t sequence, position;
@@ -140,7 +140,7 @@ RLK_HD void write_span_flag(const SpanMaskParams& p, const SequenceRange& range,
   Memory::global(p.mask)[index] = kept ? 1 : 0;
 }
 
-// Work of a GPU's block: a tile of the mask.
+// The work of one GPU block: a tile of the mask.
 template <class Memory, class Barrier>
 RLK_HD void span_mask_block(const SpanMaskParams& p, std::int64_t block, int thread, std::int64_t* shared,
                             const Barrier& barrier) {
@@ -152,7 +152,7 @@ RLK_HD void span_mask_block(const SpanMaskParams& p, std::int64_t block, int thr
   for (std::int64_t i = first + thread; i <= last; i += kTileThreads) write_span_flag<Memory>(p, range, i);
 }
 
-// Whether a marker's last id is at position `at` of the sequence whose ids begin at `first`.
+// Whether a marker ends at position `at` of the sequence whose ids begin at `first`.
 template <class Memory>
 RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first, std::int64_t at) {
   if (at + 1 < m.length) return false;
@@ -161,14 +161,15 @@ RLK_HD bool ends_at(const ToolMaskParams& p, const Marker& m, std::int64_t first
   }
   return true;
 }
-// The number of a position's event, or 0 if the position neither opens nor closes a turn. Numbers rise with the
-// position; openings have odd numbers.
+// The number of the event at a position, or 0 if no turn opens or closes there. Later positions have larger numbers. An
+// opening has an odd number, and a closing an even number.
 template <class Memory>
 RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std::int64_t at) {
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
   return ends_at<Memory>(p, p.end, first, at) ? 2 * (at + 1) : 0;
 }
-// Whether the model wrote the position, which lies inside an open turn.
+// Whether a position in an open turn belongs to what the model wrote. The closing marker belongs to it only with
+// include_end.
 template <class Memory>
 RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64_t length, std::int64_t at) {
   for (int k = 0; k < p.end.length && !p.include_end; ++k) {
@@ -176,15 +177,15 @@ RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64
   }
   return true;
 }
-// `before` is the largest event before the position.
+// `before` is the number of the last event before the position.
 template <class Memory>
 RLK_HD bool turn_flag(const ToolMaskParams& p, std::int64_t before, std::int64_t first, std::int64_t length,
                       std::int64_t at) {
   return (before & 1) != 0 && turn_goes_on<Memory>(p, first, length, at);
 }
 
-// A block of a GPU processes one sequence, one tile of positions at a time. `events` is [2 * kTurnThreads] in shared
-// memory.
+// A block of a GPU processes one sequence, one tile of positions at a time. `events` is an array of 2 * kTurnThreads
+// numbers in shared memory.
 constexpr int kTurnThreads = 256;
 template <class Memory, class Barrier>
 RLK_HD void tool_mask_block(const ToolMaskParams& p, std::int64_t sequence, int thread, std::int64_t* events,
@@ -214,7 +215,7 @@ RLK_HD void tool_mask_block(const ToolMaskParams& p, std::int64_t sequence, int 
     barrier();
   }
 }
-// From this index on, packed tokens belong to no sequence.
+// The end of the last sequence. Packed tokens from this index on belong to no sequence.
 template <class Memory>
 RLK_HD std::int64_t tokens_used(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens) {
   const std::int64_t end = offset_at<Memory>(o, num_sequences);

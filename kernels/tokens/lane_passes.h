@@ -1,21 +1,21 @@
-// Passes over tokens on every vendor's GPUs. A lane computes four neighbouring positions, or one position. Six shuffles
-// add four sums up the tree over positions: each exchange halves the number of sums that a lane holds, until each lane
-// holds one sum.
+// Passes over tokens on GPUs of every vendor. A lane computes four neighbouring positions, or one position. Six
+// shuffles add four sums up the tree over positions. The first two exchanges each halve the number of sums that a lane
+// holds, so each lane ends with one sum.
 //
-// token_tiles: sums tiles of positions. A tile belongs to a wave, or it has 2^tile >= 1024 positions, of which each
-// wave of a block takes consecutive ones. HBM bandwidth bounds this pass: every array is read once, and a lane reads
-// all its tokens with one load where addresses allow.
-// sums_of_sequences: the tree over the tiles of a sequence; a block serves several sequences.
+// token_tiles computes the sums of tiles of positions. One wave processes a tile, or a block processes a tile of 2^tile
+// >= 1024 positions and each of its waves processes consecutive positions. HBM bandwidth bounds this pass. It reads
+// every array once, and a lane reads all its tokens with one load if addresses allow it.
+// sums_of_sequences computes the tree over the tiles of a sequence. A block processes several sequences.
 //
 // Gpu has
 //   kLanes                          lanes of a wave
 //   Tokens                          the tokens of a lane: Vec4 or float
-//   again(params), kReadsAgain      re-reads a kernel's first argument; kReadsAgain says whether that does anything
+//   first_argument(params), kReadsAgain   re-reads a kernel's first argument; kReadsAgain tells whether it does
 //   thread(), barrier(), shuffle_xor, sum_over_wave, max_over_wave
 //   load, store                     of Tokens or a Vec4, at multiples of their size
 //   of_lane(address)                keeps an address out of scalar registers
 //   count_on                        an atomic addition
-//   kFewAtOnce                      whether the sums of few sequences read all of their inputs before they use any
+//   kFewAtOnce                      whether few_totals loads all of its inputs before it uses any of them
 #pragma once
 
 #include <type_traits>
@@ -27,7 +27,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// These masks stay in vector registers, since a wave on HIP lacks scalar registers for the masks.
+// Counts as integers stay in vector registers. Masks would need more scalar registers than a wave on HIP has.
 template <>
 struct CountType<float> {
   using Type = int;
@@ -60,8 +60,8 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
-// All ones where a token counts. The compiler does not recognise the code as a comparison. Otherwise it would keep a
-// comparison's result in a predicate register, of which there are only seven.
+// All ones if the token counts, else 0. On CUDA the code is inline assembly, so that the compiler does not see a
+// comparison. It would keep the result of a comparison in a predicate register, and there are only seven of them.
 template <class T>
 RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #if defined(__CUDA_ARCH__)
@@ -76,8 +76,8 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens. With kWhole all tokens exist, and their address is a multiple of their size or of 16
-// bytes. `bits` are the bits of an element that make it count.
+// The mask of a lane's tokens. With kWhole all tokens exist, and the address is a multiple of the tokens' total size or
+// of 16 bytes. `bits` are the bits of an element that make it count.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
@@ -136,7 +136,7 @@ RLK_DEVICE void exchange(float (&x)[kLowerSums], const Of& of) {
     x[i] = of(kept, Gpu::shuffle_xor(sent, kDistance));
   }
 }
-// `of` adds two values, or another commutative operation on them.
+// Reduces four values over the lanes of a wave. `of` is an addition or another commutative operation.
 template <class Gpu, class Of>
 RLK_DEVICE float scattered(float (&x)[kLowerSums], const Of& of) {
   exchange<Gpu, 1, 2>(x, of);
@@ -150,7 +150,7 @@ RLK_DEVICE float scattered_sum(float (&x)[kLowerSums]) {
   return scattered<Gpu>(x, [](float a, float b) { return add_rn(a, b); });
 }
 
-// Computes four sums over the tokens of a step, in all lanes. Returns this lane's sum (sum_index).
+// Computes four sums over the tokens of all lanes in a step. Returns the sum that belongs to this lane (sum_index).
 template <class Gpu>
 RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   constexpr int kEach = kPerLane<Gpu>;
@@ -169,14 +169,14 @@ RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
   return scattered_sum<Gpu>(of_lane);
 }
 
-// Results of a wave for its stretch: this lane's sum, and all counts and maxima.
+// The results of a wave for its positions: the sums that belong to this lane, and all counts and maxima.
 struct WaveTokens {
-  float sum[2];  // this lane's sum of the lower four, and of the upper four
+  float sum[2];  // one of the lower four sums, and one of the upper four
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
 
-// Steps of a wave; a step has one Tokens per lane. Call take() for each step, then finish().
+// The sums over the steps of a wave. A step has one Tokens per lane. Call take() for each step, then finish().
 template <class Gpu, int kSums, bool kHasSums, int kMaxima>
 class WaveSums {
  public:
@@ -201,7 +201,7 @@ class WaveSums {
     of.sum[0] = lower_.finish();
     of.sum[1] = upper_.finish();
     RLK_UNROLL
-    for (int i = 0; i < kTokenCounts; i += 2) {  // two counts in one word, since a wave counts fewer than 2^16
+    for (int i = 0; i < kTokenCounts; i += 2) {  // two counts in one word, because counts of a wave are below 2^16
       const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts_[i] | counts_[i + 1] << 16));
       of.count[i] = both & 0xffff;
       of.count[i + 1] = both >> 16;
@@ -214,8 +214,8 @@ class WaveSums {
  private:
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
-  std::uint32_t most_[kMaxima] = {};  // bit patterns: bits of nonnegative floats, which have the floats' order,
-                                      // with a NaN above all
+  std::uint32_t most_[kMaxima] = {};  // bits of nonnegative floats; as integers they have the order of the floats, and
+                                      // NaNs are largest
 };
 template <class Gpu, int kMaxima>
 class WaveSums<Gpu, 0, true, kMaxima> {
@@ -224,17 +224,18 @@ class WaveSums<Gpu, 0, true, kMaxima> {
   RLK_DEVICE WaveTokens finish() const { return {}; }
 };
 
-// Address in each array at which this lane begins. The addresses are kept as integers, since HIP's compiler would not
-// know that pointers do not point into LDS.
+// The address in each array at which this lane begins. The addresses are integers, because HIP's compiler would have to
+// assume that pointers may point into LDS.
 template <class Gpu, class Terms>
 struct LaneArrays {
   using Params = typename Terms::Params;
   std::uintptr_t input[Terms::kInputs], mask, output[Terms::kOutputs];
   int mask_bytes;                              // bytes per mask element
-  unsigned given = 0, shared = 0, wanted = 0;  // one bit per input that is given, per input with one value per
-                                               // sequence, and per output that is wanted
+  unsigned given = 0, shared = 0, wanted = 0;  // bit i: input i is given; input i has one value per sequence; output i
+                                               // is wanted
 
-  // The bits are kept over a wave's steps, or read again if there are fewer scalar registers than conditions.
+  // The bits stay in registers over a wave's steps. On a GPU with too few scalar registers (kReadsAgain) the conditions
+  // are read again.
   RLK_DEVICE bool is_given(const Params& p, int i) const {
     return Gpu::kReadsAgain ? Terms::input(p, i).data != nullptr : (given >> i & 1) != 0;
   }
@@ -253,8 +254,8 @@ RLK_DEVICE T* at_address(std::uintptr_t address) {
   return in_global(reinterpret_cast<T*>(address));
 #endif
 }
-// kWhole: all tokens of the wave exist, and their arrays are aligned. This function only loads, so that all loads are
-// in flight before the first wait.
+// kWhole: all tokens of the wave exist, and their arrays are aligned. This function only issues loads, so that all
+// loads are in flight before the first wait.
 template <class Gpu, class Terms, bool kWhole>
 RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params& p, const LaneArrays<Gpu, Terms>& at,
                                                     int offset, int count, typename Gpu::Tokens (&in)[Terms::kInputs]) {
@@ -280,7 +281,7 @@ RLK_DEVICE MaskOf<typename Gpu::Tokens> load_inputs(const typename Terms::Params
   return load_mask<MaskOf<Tokens>, kWhole>(mask, from + offset * at.mask_bytes, count);
 }
 
-// The tokens of a wave: `steps` times kLanes * kPerLane positions of sequence s, from `first` on.
+// Computes the tokens of a wave: `steps` * kLanes * kPerLane positions of sequence s, from `first` on.
 template <class Gpu, class Terms>
 RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typename Terms::Factors& factors,
                                   std::int64_t s, const TokenSpan& span, std::int64_t first, int steps) {
@@ -294,7 +295,7 @@ RLK_DEVICE WaveTokens wave_tokens(const typename Terms::Params& p, const typenam
   const std::int64_t position = first + lane * kEach;
   const std::int64_t to = (q.packed() ? span.begin : s * q.num_tokens) + position;
   const std::int64_t mask_at = (q.packed() ? span.begin : s * mask.row_stride) + position;
-  bool aligned = true;  // all arrays of tokens are aligned at this sequence
+  bool aligned = true;  // whether all arrays of tokens are aligned in this sequence
   LaneArrays<Gpu, Terms> at;
   RLK_UNROLL
   for (int i = 0; i < kInputs; ++i) {
@@ -378,7 +379,7 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// A wave computes sequence_of_slot; each lane reads one offset at a time.
+// A wave computes sequence_of_slot by a search in which each lane reads one offset per step.
 template <class Gpu>
 RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) return sequence_of_slot(q, slot, tile);
@@ -395,9 +396,9 @@ RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int
   return low;
 }
 
-// Writes the partial of a tile from this wave's part. With of_wave the wave has the whole tile; otherwise the waves of
-// a block combine their parts in of_waves. With kFewAtOnce a later pass reads whole vectors, so the padding of the
-// partial is written, too.
+// Writes the partial result of a tile. With of_wave this wave has processed the whole tile. Otherwise the waves of a
+// block combine their results in of_waves. With kFewAtOnce a later pass reads whole vectors, so the function also
+// writes the padding of the partial result.
 template <class Gpu>
 RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* partial, WaveResults* of_waves) {
   constexpr int kWaves = kTokenWaves<Gpu>;
@@ -455,7 +456,7 @@ RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* p
   }
 }
 
-// Clears the outputs of packed tokens outside every sequence, with `threads` threads.
+// `threads` threads clear the outputs of packed tokens outside every sequence.
 template <class Gpu, class Terms>
 RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first, int count, int thread, int threads) {
   RLK_UNROLL
@@ -467,8 +468,8 @@ RLK_DEVICE void clear_tokens(const typename Terms::Params& p, std::int64_t first
   }
 }
 
-// Processes the tile of a wave or of a block, number `block` of the pass; `factors(sequence)` gives the values that its
-// tokens share. Terms without sums need no partials and no shared memory.
+// The work of block `block` of the pass: a tile, or a tile per wave. factors(sequence) returns the values that a
+// sequence's tokens share. Terms without sums need no memory for partial results and no shared memory.
 template <class Gpu, class Terms, class F>
 RLK_DEVICE void token_tiles(const typename Terms::Params& p, TilePartial<8>* all_partials, std::int64_t slots, int tile,
                             std::int64_t block, WaveResults* of_waves, const F& factors) {
@@ -525,9 +526,10 @@ RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
   return half(x >> 32) << 32 | half(x);
 }
 
-// Sums of the sequences from block * (64 >> lanes) on, indexed by their place in the block. A block reads 2^lanes tiles
-// of each sequence at a time, and eight threads read a tile. Within a wave nodes go up the tree by shuffles. If a
-// sequence has several waves, they exchange nodes through `of`.
+// Computes the sums of 64 >> lanes sequences, from sequence block * (64 >> lanes) on. Results in `of` are indexed by
+// the sequence's place in the block. A block reads 2^lanes tiles of each sequence at a time, and eight threads read a
+// tile. Within a wave the tree is added by shuffles. If several waves read a sequence, they exchange nodes through
+// `of`.
 template <class Gpu>
 RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {

@@ -1,6 +1,6 @@
-// A sequence's mask on a GPU, one stretch of positions at a time, for a block of kTokenThreads. Each position has a
-// bit, and each word has the number of bits set before it. Two look-ups therefore count the scored tokens between any
-// two positions.
+// A sequence's mask in a GPU's shared memory, for a block of kTokenThreads threads. The block loads one stretch of
+// kStretch positions at a time. Each position has a bit, and each word has the number of bits that are set before the
+// word. Two look-ups therefore give the number of tokens that count between any two positions.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"
@@ -19,7 +19,7 @@ RLK_DEVICE std::uint32_t bits_set(std::uint32_t bits) {
   return static_cast<std::uint32_t>(__builtin_popcount(bits));
 #endif
 }
-// Bits must not be 0.
+// `bits` must not be 0.
 RLK_DEVICE int highest_bit(std::uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return 31 - __clz(static_cast<int>(bits));
@@ -27,7 +27,7 @@ RLK_DEVICE int highest_bit(std::uint32_t bits) {
   return 31 - __builtin_clz(bits);
 #endif
 }
-// One bit for each of sixteen flags.
+// Returns one bit for each of sixteen flags.
 RLK_DEVICE std::uint32_t bits_of_flags(const Vec4& flags) {
   std::uint32_t bits = 0;
   RLK_UNROLL
@@ -51,8 +51,8 @@ class MaskStretch {
   RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)
       : mask_at_(mask_at), length_(length), shared_(shared) {}
 
-  // Call load() once all threads have finished with the previous stretch. meanwhile() runs while the loads are in
-  // flight.
+  // Before a call of load(), all threads must have finished reading the previous stretch. meanwhile() runs while the
+  // loads are in flight.
   template <class Meanwhile>
   RLK_DEVICE void load(const TokenMask& mask, int stretch, const Meanwhile& meanwhile) {
     load_bits(mask, stretch);
@@ -61,22 +61,23 @@ class MaskStretch {
   }
 
   RLK_DEVICE int counted() const { return static_cast<int>(shared_->before[words()]); }
-  // Last position of the sequence that counts; valid only if one does.
+  // The last position of the stretch that counts, as a position of the sequence. Valid only if a position counts.
   RLK_DEVICE int last_counted() const { return begin + shared_->last - off_; }
-  // Number of counting tokens of the stretch before a position of the sequence.
+  // The number of tokens that count in this stretch before a position of the sequence.
   RLK_DEVICE std::uint32_t counted_before(int position) const {
     int at = position - begin;
     at = (at < 0 ? 0 : at < tokens ? at : tokens) + off_;
     const std::uint32_t below = (1u << (at & 31)) - 1;
     return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
   }
-  // Bits of 32 positions of the stretch from `at` on. Bits past its end have no meaning.
+  // The bits of 32 positions from `at` on, which is a position of the stretch. Bits past the stretch's end have no
+  // meaning.
   RLK_DEVICE std::uint32_t bits_from(int at) const {
     const int from = at + off_;
     const std::uint64_t two = shared_->bits[from >> 5] | std::uint64_t{shared_->bits[(from >> 5) + 1]} << 32;
     return static_cast<std::uint32_t>(two >> (from & 31));
   }
-  // One bit for each of four positions of the stretch; the first may be -3 or later.
+  // One bit for each of four positions of the stretch from `at` on, where `at` >= -3.
   RLK_DEVICE std::uint32_t counted_of(int at) const {
     const int skipped = at < 0 ? -at : 0;
     return bits_from(at + skipped) << skipped & 15;
@@ -85,13 +86,15 @@ class MaskStretch {
  private:
   static constexpr int kAhead = 2;  // vectors of flags per thread whose loads are in flight together
 
-  // Kept in a vector register: as wave-uniform values they would exceed the SGPR budget.
+  // The index is kept in a vector register. Wave-uniform values that depend on it would otherwise need more SGPRs than
+  // there are.
   static RLK_DEVICE int thread() { return static_cast<int>(Gpu::of_lane(static_cast<std::uintptr_t>(Gpu::thread()))); }
 
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // Through this copy HIP's compiler knows that the flags are in global memory; not through the reference.
+    // With this copy HIP's compiler knows that the flags are in global memory. It would not know that from the
+    // reference.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
@@ -126,7 +129,7 @@ class MaskStretch {
   static RLK_DEVICE Vec4 load_flags(const Flags& flags, int at) {
     return Gpu::load_vec4(reinterpret_cast<const float*>(in_global(flags.flags + at)));
   }
-  // For positions that may leave the stretch, or flags wider than bytes.
+  // The bits of 16 positions of which some may lie outside the stretch, or whose flags are wider than bytes.
   template <int kBytes, class Flags>
   RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
     if constexpr (kBytes == 0) {
@@ -153,7 +156,7 @@ class MaskStretch {
   static RLK_DEVICE std::uint32_t exchanged(std::uint32_t x, int distance) {
     return static_cast<std::uint32_t>(bits_of(Gpu::shuffle_xor(float_of(static_cast<std::int32_t>(x)), distance)));
   }
-  // Counts the bits set before each word and in all words, and finds the last set bit.
+  // Counts the bits that are set before each word and in all words, and finds the last set bit.
   RLK_DEVICE void index_bits() {
     const int words = this->words(), each = (words + kTokenThreads - 1) / kTokenThreads;
     const int low = thread() * each, high = low + each < words ? low + each : words;

@@ -1,5 +1,6 @@
-// Sequences of consecutive packed tokens, for GPUs. A block searches together for the sequences of its first and last
-// token. Each token then searches only between these two; for long sequences they are equal.
+// Finds the sequences of consecutive packed tokens on a GPU. First the threads of a block search together for the
+// sequences of the block's first and last token. Each token's search is then limited to the range between these two
+// sequences. If sequences are long, the two are often the same.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,15 @@
 namespace rlk {
 
 constexpr int kTileThreads = 256;
-constexpr int kTileTokens = 8;  // tokens per thread, kTileThreads apart
+constexpr int kTileTokens = 8;  // tokens per thread, at a stride of kTileThreads
 constexpr int kTokenTile = kTileThreads * kTileTokens;
 
 inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }
 
-// Range of sequences that own the tokens in [first, last], if offsets ascend. `shared`: two numbers in shared memory.
-// Half of the threads search for each end. Each step cuts the remaining range into equal parts. At least one part
-// matches, whatever the offsets are.
+// The range of sequences that contain the tokens in [first, last], if offsets ascend. `shared` is an array of two
+// numbers in shared memory. One half of the threads searches for `first`, the other half for `last`. Each step cuts the
+// remaining range into equal parts, and each thread tests one part. At least one part matches, whatever the offsets
+// are.
 template <class Memory, class Barrier>
 RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences, std::int64_t first, std::int64_t last,
                                    int thread, std::int64_t* shared, const Barrier& barrier) {
@@ -42,8 +44,8 @@ RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences,
   return {found, after > found ? after : found + 1};
 }
 
-// Sequence of each token within the range, or -1 if that sequence is bad or does not have the token. All threads search
-// in lockstep.
+// Finds each token's sequence in the range. The result is -1 if that sequence has bad offsets or does not contain the
+// token. All threads search in lockstep.
 template <class Memory>
 RLK_HD void sequences_of(const Offsets& o, const SequenceRange& range, std::int64_t num_tokens,
                          const std::int64_t (&tokens)[kTileTokens], std::int64_t (&begin)[kTileTokens],

@@ -1,12 +1,12 @@
 // Passes over tokens on a GPU of any vendor, for an operator with a Batch (terms.h). The passes run in this order:
 //   statistics   sums of each tile, if tokens need a value of their sequence or numbers of tokens
-//   sequences    sums of each sequence, with the values for its tokens; counts over all sequences
-//   tokens       the terms of tokens: their outputs, and the sums of each tile
-//   sums         the tree over tiles and sequences, by blocks of sequences or by one block for all; one block also writes the
-//                results
-//   results      the tree over these blocks, once all of them have finished
-// If tokens need nothing of their sequence, only the last three or two passes run. Without sums only `tokens` runs.
-// map_values is an elementwise pass.
+//   sequences    sums of each sequence, the values that its tokens need, and counts over all sequences
+//   tokens       outputs of tokens, and the sums of each tile
+//   sums         the tree over tiles and sequences. Each block sums some sequences; if one block suffices for all, it
+//                also writes the results
+//   results      the tree over the blocks of `sums`, after all these blocks have finished
+// If tokens need nothing from their sequence, the passes `statistics` and `sequences` do not run. If one block computes
+// all sums, `results` does not run. Without sums only `tokens` runs. map_values is an elementwise pass.
 #pragma once
 
 #include <type_traits>
@@ -40,12 +40,12 @@ RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWork
   Batch::share(f, w.shared, [](std::int64_t* to, std::int64_t count) { Gpu::count_on(in_global(to), count); });
 }
 
-// Terms has one class for each group of sums.
+// Terms and More have one class for each group of sums.
 template <class Gpu, class Batch, int kGroup, class Terms, class... More>
 RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
                              int tile, std::int64_t block, WaveResults* shared) {
-  // The value is read here. Next to the read of the denominator, clang would select between two addresses, of which one
-  // may be in LDS.
+  // needs_pass_before is read here, apart from the denominator. If both were read together, clang would select between
+  // two addresses and assume that one may be in LDS.
   const bool has_pass_before = Batch::needs_pass_before(p);
   token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {
     return Batch::template factors<Terms>(p, w.context(), has_pass_before, s);
@@ -62,14 +62,14 @@ RLK_DEVICE void token_terms(const typename Batch::Params& p, const TokenWorkspac
   token_groups<Gpu, Batch, 0, Terms...>(p, w, slots, tile, block, shared);
 }
 
-// Values that the waves of a block exchange to form a total over all its threads.
+// The values that the waves of a block exchange to compute a total over all threads.
 template <class Batch>
 struct TotalsShared {
   TotalsOf<Batch> node[kMostGatherWaves], total;
 };
 
-// Adds up the partial results of a wave's lanes into `*to`; sums follow the tree over lanes. kFew: counts are below
-// 2^25.
+// Adds the partial results of a wave's lanes and writes the total to *to. Sums follow the tree over lanes. kFew: counts
+// are below 2^25.
 template <class Gpu, class Batch, bool kFew>
 RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
@@ -89,7 +89,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
     if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
   }
-  constexpr int kLowBits = 25;  // low bits of a count; their sum over a wave is less than 2^32
+  constexpr int kLowBits = 25;  // low bits of a count, whose sum over a wave is less than 2^32
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
@@ -101,12 +101,13 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     if (lane == 0) to->count[i] = of_wave;
   }
 }
-// Total of `count` partial results from(i), into shared->total; sums follow the tree over their index. kMany: `count`
-// may exceed the threads of a block of kWaves waves. kFew: a wave adds by total_of_wave, and all waves read at once.
+// Writes the total of `count` partial results from(i) to shared->total. Sums follow the tree over i. kMany: `count` may
+// exceed the number of threads in a block of kWaves waves. kFew: counts are small (total_of_wave), and a thread reads
+// the values of all waves at once.
 template <class Gpu, class Batch, int kWaves, bool kMany, bool kFew = false, class From>
 RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
   constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
-                kApart = 64;  // so that different threads handle columns of different kinds
+                kApart = 64;  // so that different waves compute sums, counts and maxima
   static_assert(Batch::kSums <= kApart && Batch::kCounts <= kApart && Batch::kMaxima <= kApart &&
                 3 * kApart <= kThreads);
   const int thread = Gpu::thread(), wave = thread / kLanes, kind = thread / kApart, column = thread % kApart;
@@ -156,7 +157,7 @@ RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& f
   if (kind == 2 && column < Batch::kMaxima) shared->total.maximum[column] = most;
   Gpu::barrier();
 }
-// Results, one per thread.
+// Each thread stores one result.
 template <class Gpu, class Batch>
 RLK_DEVICE void store_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w,
                               const TotalsShared<Batch>& shared) {
@@ -170,7 +171,7 @@ struct BatchSumsShared {
   GatheredSums of[Batch::kGroups];
   TotalsShared<Batch> totals;
 };
-// The sums of at most kFewTiles tiles.
+// Adds the partial results of at most kFewTiles tiles.
 RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int tiles) {
   static_assert(kFewTiles == 2);
   const TilePartial<8> first = partials[0];
@@ -195,11 +196,11 @@ RLK_DEVICE SequenceSums<8> sums_of_few_tiles(const TilePartial<8>* partials, int
 template <class Batch>
 struct FewShared {
   TotalsShared<Batch> totals;
-  TilePartial<8> partials[kFewSequences * kFewTiles];  // partials of one group of sums at a time
+  TilePartial<8> partials[kFewSequences * kFewTiles];  // partial results of one group of sums at a time
 };
-// A block of kTokenThreads computes the total of at most `most` sequences of few tiles, from `first` on. Each thread
-// sums one sequence; the block reads the partial results together. All threads call share(sums of their sequence),
-// which returns the context of the totals.
+// A block of kTokenThreads threads computes the total of at most `most` sequences of few tiles, from sequence `first`
+// on. Each thread sums one sequence, and the block loads the partial results together. All threads call share(sums of
+// their sequence), which returns the context for the totals.
 template <class Gpu, class Batch, class Share>
 RLK_DEVICE void few_totals(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile,
                            std::int64_t first, int most, FewShared<Batch>* shared, const Share& share) {
@@ -254,7 +255,8 @@ RLK_DEVICE void few_sums(const typename Batch::Params& p, const TokenWorkspace<B
   few_totals<Gpu>(p, w, tile, 0, kFewSequences, shared);
   store_results<Gpu>(p, w, shared->totals);
 }
-// Sums the sequences of `block`. If there are more blocks, the sums go into blocks[block].
+// Sums the sequences of `block`. If there are several blocks, the sums are written to w.blocks[block]; otherwise the
+// block stores the results.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int tile, int lanes,
                            std::int64_t num_blocks, std::int64_t block, BatchSumsShared<Batch>* shared) {
@@ -280,7 +282,7 @@ RLK_DEVICE void batch_sums(const typename Batch::Params& p, const TokenWorkspace
     in_global(w.blocks)[block] = shared->totals.total;
   }
 }
-// Sums over all blocks.
+// Sums the totals of all blocks and stores the results.
 template <class Gpu, class Batch>
 RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, int num_blocks,
                               TotalsShared<Batch>* shared) {
@@ -289,8 +291,8 @@ RLK_DEVICE void batch_results(const typename Batch::Params& p, const TokenWorksp
   store_results<Gpu>(p, w, *shared);
 }
 
-// values[i] = f(values[i]) for the elements of [count] that belong to block `block` of `blocks`. If values is null,
-// nothing happens.
+// Block `block` of `blocks` computes values[i] = f(values[i]) for its share of the `count` elements. A null array is
+// skipped.
 template <class Gpu, class F>
 RLK_DEVICE void map_values(float* all_values, std::int64_t count, std::int64_t block, std::int64_t blocks, const F& f) {
   if (all_values == nullptr) return;

@@ -1,8 +1,9 @@
-// Plain arrays of tokens, which most calls have: padded sequences of whole vec4s, no optional array missing, and vec4s
-// aligned to their vector's size. CUDA has a separate pass for them, which tests none of these properties per token.
+// Most calls have plain arrays of tokens: padded sequences whose lengths are multiples of four, with aligned vec4s and
+// no required array missing. CUDA has a separate pass for plain arrays, which tests none of these properties per token.
 //
 // In addition to what terms.h requires, its terms have:
-//   kInputs                       inputs from kFirstOptional on may be missing; kShareable may have one value a sequence
+//   kInputs                       inputs from kFirstOptional on may be missing; input kShareable may have one value
+//                                 per sequence
 //   output(p), kCounts            one output; counts are numbered from 1
 //   token(p, factors, inputs, mask, output, sums, count)      reads inputs of masked tokens as they are; it calls
 //                                                             count(i, condition) for counts 1 to kCounts
@@ -13,14 +14,14 @@
 
 namespace rlk {
 
-// A token's share of the lower sums, and of the first maximum.
+// What a token adds to the lower sums, and its value for the first maximum.
 template <class F>
 struct PlainSums {
   F sum[kLowerSums];
   F maximum;
 };
 
-// Masks with two bytes per element, and masks of doubles, are rare and take the general path.
+// Masks with two bytes per element and masks of doubles are rare, so the general pass computes calls with such masks.
 inline bool is_plain_mask(const TokenMask& m) { return m.bytes != 2 && !(m.bytes == 8 && m.is_float); }
 // Whether the terms' kShareable input has one value per sequence.
 template <class Terms>

@@ -1,5 +1,5 @@
-// Results of a batch of tokens one at a time, so that each thread can compute one. Nearly all are a sum, a count or a
-// maximum of the batch's totals. Some totals are divided by the number of tokens or of sequences.
+// The results of a batch of tokens. Each thread can compute one result. Nearly all results are a sum, a count or a
+// maximum among the batch's totals. Some of them are divided by the number of tokens or of sequences.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ struct ResultSource {
   ResultOver over;
 };
 
-// Source of each of kResults results. source_of<Results>(result) looks up a word of Results::sources(). Its words are
-// literals in the code, since device code may address no table.
+// The sources of kResults results, packed into words. source_of<Results>(result) looks up a source. The words are
+// literals in the code, because device code cannot read a constexpr table of the host.
 template <int kResults>
 struct ResultSources {
   static constexpr int kBits = 16, kEach = 64 / kBits, kWords = (kResults + kEach - 1) / kEach;
@@ -46,7 +46,8 @@ RLK_HD ResultSource source_of(int result) {
   return source_of<Results>(result, std::make_index_sequence<decltype(Results::sources())::kWords>{});
 }
 
-// A number and its divisor. All results share one division, since the division takes longer than all steps before.
+// A number and its divisor. The division takes longer than all steps before it, so the code for all results shares one
+// division.
 struct Quotient {
   float n, d;
   RLK_HD float value() const { return finished_sum(quotient_or_zero(n, d)); }

@@ -1,7 +1,7 @@
-// Work over tokens is cut into tiles of 2^tile positions of a sequence. Each tile has a slot of its own in a workspace.
-// The first slot of packed sequence s is floor(begin / 2^tile) + s. This numbering leaves some slots unused, but needs
-// no sum over the lengths of other sequences. Packed tokens outside every sequence have the last slots, as if they were
-// sequence num_sequences.
+// A sequence is cut into tiles of 2^tile positions. Each tile has its own slot in a workspace. The first slot of packed
+// sequence s is floor(begin / 2^tile) + s. This numbering leaves some slots unused, but it needs no sum over the
+// lengths of other sequences. Packed tokens outside every sequence have the last slots, as if they were the sequence
+// with index num_sequences.
 #pragma once
 
 #include "rlk/math/ieee.h"
@@ -18,11 +18,11 @@ inline std::int64_t workspace_slots(const Sequences& q, int tile) {
   if (!q.packed()) return q.num_sequences * tiles_of(q.num_tokens, tile);
   return (q.num_tokens >> tile) + q.num_sequences + 1;
 }
-// Number of sequences with slots; packed tokens outside every sequence count as one.
+// The number of sequences with slots. Packed tokens outside every sequence count as one sequence.
 RLK_HD std::int64_t slotted_sequences(const Sequences& q) { return q.num_sequences + (q.packed() ? 1 : 0); }
 RLK_HD bool is_rest(const Sequences& q, std::int64_t s) { return s == q.num_sequences; }
 RLK_HD TokenSpan slotted_span(const Sequences& q, std::int64_t s) { return is_rest(q, s) ? rest_of(q) : span_of(q, s); }
-// The sequence of a slot: the last sequence whose first slot is not after it. Slots are fewer than 2^31.
+// The sequence of a slot: the last sequence whose first slot is at or before the slot. There are fewer than 2^31 slots.
 RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(tiles_of(q.num_tokens, tile));
@@ -35,8 +35,8 @@ RLK_HD std::int64_t sequence_of_slot(const Sequences& q, std::int64_t slot, int 
   return low;
 }
 
-// Number of further blocks that write the outputs of packed tokens outside every sequence, for operators whose blocks
-// have sequences instead of slots.
+// For operators with one block per sequence: the number of additional blocks, which write the outputs of packed tokens
+// outside every sequence.
 RLK_HD std::int64_t rest_blocks(const Sequences& q) {
   constexpr std::int64_t kEach = 8192, kMost = 32;
   return q.packed() ? clamp_index(q.num_tokens / kEach, 1, kMost) : 0;

@@ -1,7 +1,7 @@
-// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team also has writes(). writes()
-// tells whether this lane stores results, since both halves of a wave of 64 may do the work of the same team. A Block
-// has a Team, its number in the block, the number of teams (a power of two, at most 32), and barrier(). The team's
-// sums() are shared floats, one per team.
+// Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team has a function writes(),
+// which tells whether this lane stores results: both halves of a wave of 64 lanes may do the same team's work. A Block
+// has team(), its number() in the block, the number of teams() (a power of two, at most 32), and barrier(). Its sums()
+// are floats in shared memory, one per team.
 #pragma once
 
 #include <type_traits>
@@ -14,13 +14,14 @@ constexpr int kTeamLanes = 32;
 constexpr int kTeamChunk = 128;  // elements that a team adds at a time
 constexpr int kLaneElements = kTeamChunk / kTeamLanes;
 
-// The node over a chunk; each lane holds four consecutive elements. All lanes get the node.
+// Returns the tree's node over a chunk to all lanes. Each lane passes four consecutive elements.
 template <class Team>
 RLK_DEVICE float tree_of_chunk(const Team& team, const float (&v)[kLaneElements]) {
   return sum_over_lanes<kTeamLanes>(team, add_rn(add_rn(v[0], v[1]), add_rn(v[2], v[3])));
 }
 
-// The node over f(first), ... of 128 elements, +0 from `num` on. `num` is small enough that Int does not overflow.
+// Returns the tree's node over f(first) ... f(first + 127). Elements from index `num` on are +0. `num` is small enough
+// that Int does not overflow.
 template <class Team, class Int, class F>
 RLK_DEVICE float sum_of_chunk(const Team& team, Int first, Int num, const F& f) {
   float v[kLaneElements];
@@ -44,8 +45,8 @@ RLK_DEVICE float sum_of_team(const Team& team, Int num, const F& f) {
   return finished_sum(num > kTeamChunk ? tree.finish() : sum);
 }
 
-// A team takes kBlockRows rows of 32 elements at a time, so neighbouring lanes read neighbouring elements. Every lane
-// of the block gets the sum.
+// A team reads kBlockRows rows of 32 elements at a time, so that neighbouring lanes read neighbouring elements. Every
+// lane of the block gets the sum.
 constexpr int kBlockRows = 16;
 template <class Block, class Int, class F>
 RLK_DEVICE float sum_of_block(const Block& block, Int num, const F& f) {

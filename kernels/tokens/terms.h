@@ -1,14 +1,16 @@
-// Code that backends share for operators over tokens: the partial results of a tile, and the small functions that
-// per-token formulas use. Templates also run on the vectors of cpu/simd.h.
+// Code for operators over tokens that backends share: the partial results of a tile, and small functions for formulas
+// per token. The templates also work on the vectors of cpu/simd.h.
 //
 // An operator's terms are a class with, for F float or a vector:
-//   kInputs, kOutputs, kSums, Params, Factors              Factors are shared by a sequence's tokens; kSums 0 means no
-//                                                          sums, counts and maxima
-//   kMaxima                                                maxima of tokens, the first ones; the others are 0
-//   sums_upper(p), upper_sum(i, tokens)                    EverySum, LowerSums, NoSums
-//   sequences(p), mask(p), input(p, i), output(p, i)       an input whose data is null is 0, a null output not wanted
-//   token(p, factors, inputs, mask, outputs, sums)         formulas of one token; masked inputs are 0 already; with
-//                                                          kTakesPosition its position (of a vector's first) last
+//   kInputs, kOutputs, kSums, Params, Factors              a sequence's tokens share Factors; if kSums is 0, there are
+//                                                          no sums, counts and maxima
+//   kMaxima                                                number of maxima that the terms set; the others are 0
+//   sums_upper(p), upper_sum(i, tokens)                    inherited from EverySum, LowerSums or NoSums
+//   sequences(p), mask(p), input(p, i), output(p, i)       an input with null data reads as 0; a null output is not
+//                                                          written
+//   token(p, factors, inputs, mask, outputs, sums)         the formulas of one token. Masked inputs are already 0. With
+//                                                          kTakesPosition, the position of the (first) token is the
+//                                                          last argument
 #pragma once
 
 #include <cstdint>
@@ -32,10 +34,10 @@ template <class F>
 using MaskOf = typename MaskType<F>::Type;
 
 constexpr int kTokenCounts = 6;
-constexpr int kTokenMaxima = 4;  // maxima of values that are not negative
+constexpr int kTokenMaxima = 4;  // the values must not be negative
 
-// The type of a count's addends: a mask for a single token. For a lane's several tokens the addend is the number of
-// tokens that count, so no mask is kept.
+// The type of what a token adds to a count. It is a mask for a single token. If a lane has several tokens, it is the
+// number of tokens for which the mask is set, so that registers need not hold the mask.
 template <class F>
 struct CountType {
   using Type = MaskOf<F>;
@@ -46,7 +48,7 @@ RLK_HD typename CountType<F>::Type counted(MaskOf<F> mask) {
   return CountType<F>::of(mask);
 }
 
-// A token's share of the sums over its sequence.
+// What a token adds to the sums, counts and maxima of its sequence.
 template <class F, int kSums>
 struct TokenSums {
   F sum[kSums];
@@ -66,8 +68,8 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// Base of terms that add every sum over the tokens. Any other class of terms says by sums_upper(p) whether it adds
-// every sum. If not, upper_sum gives the last four sums from the tile's number of tokens.
+// The base class of terms that add every sum over the tokens. Other terms override sums_upper(p). If sums_upper returns
+// false, only the first four sums are added, and upper_sum computes the last four from the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
@@ -77,7 +79,7 @@ struct EverySum {
     return true;
   }
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
-  static RLK_HD float rest() { return 0.0f; }  // outputs of packed tokens outside every sequence
+  static RLK_HD float rest() { return 0.0f; }  // the output of a packed token outside every sequence
 };
 // For terms whose last four sums are 0.
 struct LowerSums : EverySum {
@@ -86,7 +88,7 @@ struct LowerSums : EverySum {
     return false;
   }
 };
-// For terms that only count; their sums are not read.
+// For terms that only count. Their sums are never read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };
@@ -120,8 +122,8 @@ struct SequenceSums {
   float maximum[kTokenMaxima];
 };
 
-// Sums, counts and maxima of a batch. Sums follow the tree over the index of sequences; counts and maxima follow any
-// order.
+// Sums, counts and maxima of a batch. Sums follow the tree over the indices of sequences. Counts and maxima do not
+// depend on the order.
 template <int kSums, int kCounts, int kMaxima>
 struct TotalSums {
   float sum[kSums];
@@ -132,22 +134,22 @@ template <class Batch>
 using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 
 // An operator that sums over tokens has a Batch with:
-//   Params, Factors, Shared                a sequence gives its tokens Factors; all sequences give theirs Shared
-//   kGroups, kSums, kCounts, kMaxima       groups of terms over the same tokens, eight sums each
+//   Params, Factors, Shared                the tokens of a sequence share Factors; all tokens of a call share Shared
+//   kGroups, kSums, kCounts, kMaxima       kGroups groups of terms read the same tokens; each group has eight sums
 //   sequences(p)
-//   needs_pass_before(p)                   whether tokens need a value of their sequence, or of all
-//   needs_sums(p)                          whether there are results beside those of tokens
-//   missing()                              totals that change no result
-//   of_sequence(p, context, s, sums)       totals of sequence s, by its sums of each group
-//   kResults, store(p, context, total, i)  writes the i-th of the results
+//   needs_pass_before(p)                   whether tokens need values of their sequence, or values of all sequences
+//   needs_sums(p)                          whether there are results in addition to those of tokens
+//   missing()                              totals that change no result when they are added
+//   of_sequence(p, context, s, sums)       totals of sequence s, from its sums in each group
+//   kResults, store(p, context, total, i)  writes result i
 //   factors<Terms>(p, context, has_pass_before, s)   the values that tokens of sequence s share
-// and for the pass before:
-//   Statistics                             its terms
-//   counts_alone(p)                        whether only its numbers of tokens are needed
+// For the pass over tokens that runs before, a Batch also has:
+//   Statistics                             the terms of that pass
+//   counts_alone(p)                        whether only the numbers of tokens are needed from that pass
 //   factors_of(p, s, sums)                 Factors from a sequence's sums in that pass
 //   share(factors, shared, add)            calls add(counter, count) on counters that all sequences share
 //   shares(p)                              whether tokens or results need those counters
-// Without that pass, the caller sets Shared.
+// If that pass does not run, the caller sets Shared.
 template <class Batch, class = void>
 constexpr bool kHasStatistics = false;
 template <class Batch>
@@ -159,13 +161,13 @@ struct TokenContext {
   typename Batch::Shared* shared;    // [1]
 };
 
-// x where a token counts, else +0.
+// x if the token counts, else +0.
 template <class F>
 RLK_HD F where(MaskOf<F> mask, F x) {
   return select(mask, x, broadcast<F>(0.0f));
 }
-// One of two values, by a condition that is the same for all tokens. A conditional expression would make the compiler
-// select between their addresses.
+// One of two values, selected by a condition that is the same for all tokens. With a conditional expression the
+// compiler would select between the addresses of the values.
 template <class F>
 RLK_HD F either(bool condition, F yes, F no) {
   F chosen = no;
@@ -184,39 +186,39 @@ template <class F>
 RLK_HD F clamped(F x, float low, float high) {
   return min_of(max_of(x, broadcast<F>(low)), broadcast<F>(high));
 }
-// `value` where x is NaN or in [low, high]; otherwise `outside`. low <= high.
+// `value` if x is NaN or in [low, high], else `outside`. Requires low <= high.
 template <class F>
 RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
 }
 constexpr float kLargestFloat = 0x1.fffffep+127f;
-// e^x where the mask is set; any value elsewhere.
+// e^x if the mask is set. Otherwise the result may be any value.
 template <class F>
 RLK_HD F exp_where(MaskOf<F>, F x) {
   return exp(x);
 }
-// x times a factor. Zero times infinity is +0, because the infinity is a large number that was rounded. A NaN stays
-// NaN.
+// x times a factor. Zero times infinity gives +0, because the infinity stands for a large number that overflowed. A NaN
+// stays NaN.
 template <class F>
 RLK_HD F scaled_by(F x, F factor) {
   const F product = mul_rn(x, factor);
   return select(MaskOf<F>(is_nan(product) & (x == x) & (factor == factor)), broadcast<F>(0.0f), product);
 }
-// A sum; for two infinities of opposite signs it is the first operand.
+// first + second. If they are infinities of opposite signs, the result is `first`.
 template <class F>
 RLK_HD F sum_or_first(F first, F second) {
   const F sum = add_rn(first, second);
   return select(MaskOf<F>(is_nan(sum) & (first == first) & (second == second)), first, sum);
 }
-// Whether the mask is set for any of the tokens in F.
+// Whether the mask is set for any token.
 RLK_HD bool any_of(bool mask) { return mask; }
 template <class F>
 RLK_HD F canonical(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), x);
 }
 
-// Reverses the order of values that are not negative, so that a maximum finds the least value. The map is its own
-// inverse.
+// Maps values that are not negative to values in reverse order, so that a maximum finds the least value. The map is its
+// own inverse.
 template <class F>
 RLK_HD F opposite(F x) {
   const auto zero = bits_of(broadcast<F>(0.0f));

@@ -1,5 +1,6 @@
-// Four neighbouring tokens in the registers of a GPU's lane. Vec4s have the functions of math/ieee.h, so the formulas
-// of kernels/ and math/ run on them. One uniform branch serves four tokens, and their instructions overlap.
+// Four neighbouring tokens in the registers of a GPU's lane. A Vec4 has the functions of math/ieee.h, so the formulas
+// of kernels/ and math/ also work on Vec4s. One uniform branch then decides for four tokens, and the instructions of
+// the four tokens overlap.
 #pragma once
 
 #include "rlk/math/exp.h"
@@ -74,7 +75,7 @@ RLK_HD Vec4Mask operator>=(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4Mask operator==(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
-// True if the values differ and neither is NaN; one instruction.
+// Whether two values differ and neither is NaN. It takes one instruction.
 RLK_HD Vec4Mask is_apart(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] < b.v[i] || a.v[i] > b.v[i] ? -1 : 0; });
 }
@@ -85,7 +86,7 @@ RLK_HD Vec4Mask operator|(const Vec4Mask& a, const Vec4Mask& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] | b.v[i]; });
 }
 RLK_HD bool any_of(const Vec4Mask& a) { return (a.v[0] | a.v[1] | a.v[2] | a.v[3]) != 0; }
-// Computed token by token: such exponentials are rare, and four at once would take registers.
+// One token at a time, because such exponentials are rare, and four at once would need more registers.
 RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) {
     float y = 0.0f;
@@ -93,7 +94,7 @@ RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
     return y;
   });
 }
-// x where a token counts, else +0; one instruction, without a predicate.
+// x if the token counts, else +0. It takes one instruction, without a predicate.
 RLK_HD Vec4 where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });
 }
@@ -104,8 +105,8 @@ RLK_HD Vec4 select(const Vec4Mask& c, const Vec4& yes, const Vec4& no) {
   return vec4_of<Vec4>([&](int i) { return c.v[i] != 0 ? yes.v[i] : no.v[i]; });
 }
 
-// canonical() for the result of a multiplication, whose NaN is 0x7fffffff on CUDA. That integer exceeds the integers of
-// all numbers, so one instruction suffices.
+// canonical() for the result of a multiplication. On CUDA its NaN has the bits 0x7fffffff, an integer that exceeds the
+// bits of every number. One integer minimum therefore suffices.
 RLK_HD Vec4 canonical_product(const Vec4& a) {
 #if defined(__CUDA_ARCH__)
   return vec4_of<Vec4>([&](int i) { return float_of(min(bits_of(a.v[i]), bits_of(canonical_nan()))); });
@@ -114,8 +115,8 @@ RLK_HD Vec4 canonical_product(const Vec4& a) {
 #endif
 }
 
-// Replaces the templates of terms.h: one instruction in place of a comparison and a selection. If a bound is a
-// zero, the result may be the zero of the other sign, on which no output of a caller depends.
+// These functions replace the templates of terms.h. They take one instruction instead of a comparison and a selection.
+// If a bound is a zero, the result may be a zero of the other sign. No output of a caller depends on that sign.
 #if defined(__CUDA_ARCH__)
 RLK_HD float min_or_nan(float a, float b) {
   float least;
@@ -133,8 +134,8 @@ RLK_HD Vec4 min_of(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4 max_of(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4>([&](int i) { return max_or_nan(a.v[i], b.v[i]); });
 }
-// Needs low <= high. x is inside if limiting it to [low, high] does not change it. The limited value is already
-// computed, so this is two instructions.
+// Requires low <= high. x is inside if clamping it to [low, high] does not change it. The caller computes the clamped
+// value anyway, so the function adds two instructions.
 RLK_HD Vec4 inside_or(const Vec4& x, float low, float high, const Vec4& value, const Vec4& outside) {
   return vec4_of<Vec4>([&](int i) {
     const float left = min_or_nan(max_or_nan(x.v[i], low), high);
@@ -149,7 +150,7 @@ RLK_HD Vec4Bits bits_of(const Vec4& a) {
 RLK_HD Vec4 float_of(const Vec4Bits& a) {
   return vec4_of<Vec4>([&](int i) { return float_of(a.v[i]); });
 }
-// Sums and differences wrap around.
+// Sums and differences of integers wrap around.
 RLK_HD std::int32_t wrapped_sum(std::int32_t a, std::int32_t b) {
   return static_cast<std::int32_t>(static_cast<std::uint32_t>(a) + static_cast<std::uint32_t>(b));
 }

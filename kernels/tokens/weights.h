@@ -1,5 +1,6 @@
-// Factors of a token's terms in a loss: aggregations that objectives share, and the common parts of their batches.
-// Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value; sequences.
+// The weights of tokens in a loss, which depend on how the loss aggregates tokens, and the common parts of the Batches
+// of losses. Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value;
+// sequences.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 namespace rlk {
 
 struct PolicyTotals {
-  std::int64_t tokens, sequences;  // sequences that have a token
+  std::int64_t tokens, sequences;  // sequences: those with a token that counts
 };
 
 template <class Params>
@@ -37,13 +38,13 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// A scale divided by a denominator: 0 for a denominator of 0; NaN for one that is negative, subnormal, infinite or NaN.
-// The inverse of a subnormal number may be infinite.
+// A scale divided by a denominator. The result is 0 for a denominator of 0, and NaN for a denominator that is negative,
+// subnormal, infinite or NaN. Subnormals are refused because their inverses may be infinite.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator >= 0x1p-126f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
 }
-// Weight of a token whose sequence has `n` tokens.
+// The weight of a token whose sequence has `n` tokens.
 template <class Params>
 RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int64_t n) {
   float q = share_of(p.spec.scale, denominator_of(p, totals));
@@ -52,18 +53,18 @@ RLK_HD float token_weight(const Params& p, const PolicyTotals& totals, std::int6
   return q;
 }
 
-// A term times its weight. A weight of 0 gives 0, whatever the term is.
+// A term times its weight. A weight of 0 gives 0 even if the term is infinite or NaN.
 template <class F>
 RLK_HD F weighted(float weight, F term) {
   return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
 }
 
-// Index of the first count of a tile; a batch's own counts follow.
+// Indices of counts. A batch has the counts of a tile, followed by its own counts.
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 
-// Base of the Batch of a loss that has needs_counts(p), needs_totals(p) and set_weights(p, totals, tokens, factors).
-// kOfSequence tells whether the terms need more from a sequence than its number of tokens.
+// The base class of the Batch of a loss. The loss must have needs_counts(p), needs_totals(p) and set_weights(p, totals,
+// tokens, factors). kOfSequence tells whether the terms need more from a sequence than its number of tokens.
 template <class P, class F>
 struct LossBatch {
   static constexpr int kGroups = 1, kCounts = kLossCounts;
@@ -96,7 +97,8 @@ struct LossBatch {
     set_weights(p, totals, f.tokens, &f);
     return f;
   }
-  // Both numbers are 0 if no result depends on them. The context may be the totals themselves.
+  // The totals of the batch, or zeros if no result depends on the totals. `context` is a TokenContext, or the totals
+  // themselves.
   template <class Context>
   static RLK_HD PolicyTotals totals_of(const Params& p, const Context& context) {
     PolicyTotals totals = {0, 0};

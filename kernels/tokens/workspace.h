@@ -1,4 +1,5 @@
-// Splits a GPU's passes over tokens into blocks, and lays out the memory that one pass leaves for the next pass.
+// Splits a GPU's passes over tokens into blocks, and defines the layout of the memory by which one pass leaves results
+// for the next.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +11,8 @@ namespace rlk {
 inline std::int64_t mean_length(const Sequences& q) {
   return q.packed() && q.num_sequences > 0 ? q.num_tokens / q.num_sequences + 1 : q.num_tokens;
 }
-// Bounds `lanes`: a block reads 2^lanes tiles of each of its 64 >> lanes sequences at a time.
+// The largest value of `lanes`. A block processes 64 >> lanes sequences, and reads 2^lanes tiles of each sequence at a
+// time.
 constexpr int kMostGatherLanes = 6;
 inline int gather_lanes(const Sequences& q, int tile) {
   const std::int64_t mean = mean_length(q);
@@ -23,7 +25,8 @@ inline std::int64_t gather_blocks(const Sequences& q, int lanes) {
   return q.num_sequences == 0 ? 1 : (q.num_sequences + each - 1) / each;
 }
 
-// Few sequences with few tiles go to one block, one sequence per thread. This case needs no exchange with other blocks.
+// If there are few sequences with few tiles, one block sums them with one thread per sequence. No blocks then need to
+// exchange sums.
 constexpr int kFewTiles = 2;
 constexpr int kFewSequences = 256;
 inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequences) {
@@ -32,7 +35,7 @@ inline bool are_few(const Sequences& q, int tile, std::int64_t most = kFewSequen
 
 inline std::int64_t slots_of(const Sequences& q, int tile) { return q.num_slots() == 0 ? 0 : workspace_slots(q, tile); }
 
-// Number of blocks of each pass. If each wave computes one tile, a block has as many tiles as waves.
+// The number of blocks of each pass. If each wave computes one tile, a block computes as many tiles as it has waves.
 struct TokenPasses {
   std::int64_t slots, token_blocks, sequence_blocks;
   int lanes;
@@ -44,23 +47,23 @@ struct TokenPasses {
     sequence_blocks = gather_blocks(q, lanes);
   }
 };
-// Blocks of an elementwise pass over `count` values.
+// The number of blocks of an elementwise pass over `count` values.
 inline std::int64_t map_blocks(std::int64_t count) {
   constexpr std::int64_t kEach = 1024, kMost = 2048;
   const std::int64_t blocks = (count + kEach - 1) / kEach;
   return blocks < kMost ? blocks : kMost;
 }
 
-// Arrays one after another, each at a multiple of 16 bytes. With null memory only the total size is computed. Larger
-// tiles need no more memory.
+// The arrays of a workspace, one after another, each at a multiple of 16 bytes. With null memory only the total size is
+// computed. Larger tiles never need more memory.
 template <class Batch>
 struct TokenWorkspace {
   typename Batch::Shared* shared;            // [1]
-  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: first the first pass's, then the partials of the pass over
-                                             // tokens
+  TilePartial<8>* partials[Batch::kGroups];  // [slots] each: partial results of the first pass, later those of the pass
+                                             // over tokens
   typename Batch::Factors* factors;          // [num_sequences]
   TotalsOf<Batch>* blocks;                   // [gather_blocks]
-  std::uint32_t* finished;                   // [1]: number of finished blocks; the pass over tokens sets it to 0
+  std::uint32_t* finished;                   // [1]: number of finished blocks, set to 0 by the pass over tokens
   std::int64_t bytes = 0;
 
   TokenWorkspace(const Sequences& q, int tile, void* memory) {

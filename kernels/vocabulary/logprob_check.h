@@ -1,4 +1,4 @@
-// Preconditions of a logprob call, on every backend: a violation would corrupt memory. Bindings check users' input.
+// Preconditions of a logprob call on every backend. A violation would corrupt memory. Bindings check users' input.
 #pragma once
 
 #include <bit>

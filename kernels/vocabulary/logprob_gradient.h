@@ -1,6 +1,5 @@
-// Gradient of one logit by the contract's formula. Probability is a tag whose `of` gives 2^t by the call's exponential
-// for t in [-127, 127], and 0 below
-// -126. A larger t counts as 127, and a NaN stays NaN.
+// The gradient of one logit by the contract's formula. Probability is a tag type. Its `of` takes t >= -127 and computes
+// 2^t by the call's exponential. The result is 0 for t below -126. A t above 127 counts as 127, and a NaN stays NaN.
 #pragma once
 
 #include "kernels/vocabulary/logprob_row.h"
@@ -9,14 +8,14 @@
 
 namespace rlk {
 
-// The contract's constants of a row.
+// The constants of a row in the contract.
 struct BackwardRow {
   float c, u;     // log2 p = fma(z, c, -u)
   float a, b, g;  // factors of lse and entropy, of entropy's log p, and of the target
   float minus_a;  // fl(a - g), the factor of columns other than the target
 };
 struct SmoothedRow : BackwardRow {
-  float d;  // term of label smoothing, which every column gets; 0 without smoothing
+  float d;  // term that label smoothing adds to every column; 0 without smoothing
 };
 RLK_DEVICE float of_every_column(const BackwardRow&) { return 0.0f; }
 RLK_DEVICE float of_every_column(const SmoothedRow& r) { return r.d; }
@@ -38,7 +37,7 @@ RLK_DEVICE float column_gradient(float z, const Row& r, bool is_target) {
   return fma_rn(p, fma_rn(r.b, clamped, r.minus_a), d);
 }
 
-// Gradient of x through z, under a scale or a softcap.
+// The gradient of a logit x, where z is x after the scale and the softcap.
 template <class Probability, class Row>
 RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inverse, const Row& r, bool is_target) {
   float z = mul_rn(x, p.logit_scale);
@@ -49,7 +48,7 @@ RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inve
   return mul_rn(column_gradient<Probability>(z, r, is_target), fma_rn(-h, h, 1.0f));
 }
 
-// Target and incoming gradients of a row. If all gradients are 0, the row's logits are not read.
+// The target and the incoming gradients of a row. If the row is empty(), its logits are not read.
 struct RowGradient {
   std::int64_t target;
   float dlogprob, dlse, dentropy;
@@ -77,7 +76,7 @@ RLK_DEVICE BackwardRow backward_row(const LogprobBackwardParams& p, const RowGra
   return r;
 }
 
-// Constants of a row with or without label smoothing. Without it the constants equal those of backward_row, with d = 0.
+// The constants of a row with or without label smoothing. Without smoothing they are those of backward_row, and d = 0.
 RLK_DEVICE SmoothedRow smoothed_row(const LogprobBackwardParams& p, const RowGradient& g, std::int64_t row) {
   if (p.label_smoothing == 0.0f) return {backward_row(p, g, row), 0.0f};
   RowGradient of = g;

@@ -1,4 +1,4 @@
-// Splits the leaves of a row into groups of 32; each group is the work of one warp or wave.
+// Splits the leaves of a row into groups of 32. One warp or wave computes a group.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,16 @@ constexpr int kGroupLeaves = 32;
 constexpr int kGroupColumns = kGroupLeaves * kLeafColumns;
 constexpr int kNodeBytes = 16;  // m, S, E, Q
 
-// The leaves of a part are padded to a power of two, so that index order is tree order across parts, too. A group is 32
-// neighbours in that order: a stretch of one part if parts are long, or several whole parts if they are short.
+// The leaves of each part are padded to a power of two, so that the indices of leaves follow the tree even across
+// parts. A group is 32 leaves with neighbouring indices. They are a range of one part if parts are long, or several
+// whole parts if parts are short.
 struct GroupGrid {
   int num_parts;        // parts of this shard: 1, 2, 4 or 8
   int leaves;           // leaves per part, padded
-  int groups_per_part;  // groups with columns per part; 0 if a group spans parts
-  int parts_per_group;  // 0 if a part spans groups
-  int groups;           // groups per row, each a task
-  int nodes;            // nodes per row: groups and the padding between them, a power of two
+  int groups_per_part;  // groups per part that have columns; 0 if a group spans several parts
+  int parts_per_group;  // parts per group; 0 if a part spans several groups
+  int groups;           // groups per row
+  int nodes;            // nodes per row, a power of two: the groups and the padding between them
   int part_first[kNumParts], part_last[kNumParts];  // valid columns of each part, [first, last), global
 };
 
@@ -55,14 +56,14 @@ inline GroupGrid group_grid(PartRange parts, std::int64_t vocab_size, std::int64
   }
   return grid;
 }
-// Throws InvalidArgument unless the columns are a whole, aligned group of parts.
+// Throws InvalidArgument if the columns are not a whole, aligned group of parts.
 inline GroupGrid group_grid(const LogprobInput& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");
   return group_grid(parts, p.vocab_size, p.valid_vocab);
 }
 
-// A group: its first part, and its index among that part's groups.
+// A group. `part` is its first part, and `step` is its index among the groups of that part.
 struct Group {
   int part, step;
 };
@@ -72,7 +73,7 @@ RLK_DEVICE Group group_of_row(const GroupGrid& grid, int index) {
   return {part, index - part * grid.groups_per_part};
 }
 
-// Columns of a group. The columns are neighbours in memory even if the group holds several parts.
+// The columns of a group. They are contiguous in memory even if the group holds several parts.
 struct GroupColumns {
   int first;  // global column
   int count;  // 0 or negative if the group has no valid column
@@ -80,11 +81,12 @@ struct GroupColumns {
 RLK_DEVICE GroupColumns group_columns(const GroupGrid& grid, Group group) {
   const int last_part = grid.groups_per_part > 0 ? group.part : group.part + grid.parts_per_group - 1;
   const int first = grid.part_first[group.part] + group.step * kGroupColumns, left = grid.part_last[last_part] - first;
-  // Clamping to 0 here too would make ptxas 13.0 invert the comparison of the result with kGroupColumns (start_group).
+  // `count` is not clamped to 0 here. With that clamp, ptxas 13.0 would invert the comparison of the result with
+  // kGroupColumns (start_group).
   return {first, left < kGroupColumns ? left : kGroupColumns};
 }
 
-// One lane's leaf in a group.
+// The leaf of one lane in a group.
 struct LeafSpan {
   int first;    // global column
   int columns;  // 0 if the lane has no column
@@ -101,7 +103,7 @@ RLK_DEVICE LeafSpan leaf_span(const GroupGrid& grid, Group group, int lane) {
   return {first, left < 0 ? 0 : left < kLeafColumns ? left : kLeafColumns};
 }
 
-// Leaf of a group that holds a global column, or -1 if no leaf does.
+// The leaf of a group that holds a global column, or -1 if no leaf of the group holds it.
 RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t column) {
   const GroupColumns columns = group_columns(grid, group);
   if (column < columns.first || column >= columns.first + columns.count) return -1;
@@ -113,7 +115,8 @@ RLK_DEVICE int leaf_of_column(const GroupGrid& grid, Group group, std::int64_t c
   return -1;
 }
 
-// Index of a group's node among the row's nodes, and whether a node is a group's or padding.
+// node_of_group gives the index of a group's node among the row's nodes. is_group_node tells whether a node belongs to
+// a group; otherwise it is padding.
 RLK_DEVICE int node_of_group(const GroupGrid& grid, Group group) {
   return grid.groups_per_part > 0 ? group.part * (grid.leaves / kGroupLeaves) + group.step
                                   : group.part / grid.parts_per_group;

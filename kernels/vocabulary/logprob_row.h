@@ -1,5 +1,5 @@
-// One row of a logprob call, as a kernel reads it: target, temperature, kept set, and the addresses of the results. T
-// is the element type of the logits, a tag with Storage and load.
+// One row of a logprob call as a kernel reads and writes it: the target, the temperature, the kept set and the results.
+// T is a tag type for the elements of the logits, with Storage and load.
 #pragma once
 
 #include "rlk/load_index.h"
@@ -20,7 +20,7 @@ RLK_DEVICE const typename T::Storage* row_of(const LogprobInput& p, std::int64_t
   return static_cast<const typename T::Storage*>(p.logits) + p.logits_rows.offset(row);
 }
 
-// z of the target, or NaN if this shard does not hold it.
+// z of the target, or NaN if this shard does not hold the target's column.
 template <class T>
 RLK_DEVICE float target_z(const LogprobInput& p, std::int64_t row, std::int64_t target) {
   const std::int64_t local = target - p.vocab_start;
@@ -29,7 +29,7 @@ RLK_DEVICE float target_z(const LogprobInput& p, std::int64_t row, std::int64_t 
   return is_nan(z) ? canonical_nan() : z;
 }
 
-// The kept list of a row: [begin, end) of kept_ids; empty if the row is not restricted.
+// The kept list of a row is [begin, end) of kept_ids. It is empty if all columns of the row are kept.
 struct KeptRange {
   std::int64_t begin = 0, end = 0;
   bool bad = false;
@@ -42,8 +42,8 @@ RLK_DEVICE KeptRange kept_range(const LogprobInput& p, std::int64_t row) {
   return {begin, end, false};
 }
 
-// Calls mark(column id) for this thread's share of a kept list and for the target, which is always kept. Returns true
-// if an id is out of range.
+// Calls mark(column id) for this thread's share of a kept list, and for the target, which is always kept. Returns
+// whether any id of the list is out of range.
 template <class Mark>
 RLK_DEVICE bool scan_kept(const LogprobInput& p, const KeptRange& kept, std::int64_t target, int thread, int threads,
                           Mark mark) {
@@ -57,7 +57,7 @@ RLK_DEVICE bool scan_kept(const LogprobInput& p, const KeptRange& kept, std::int
   return bad;
 }
 
-// One thread writes the wanted outputs of row `row`. Params belong to a forward or to a merge.
+// One thread writes the wanted outputs of row `row`. Params are those of a forward or of a merge.
 template <class Params>
 RLK_DEVICE void store_outputs(const Params& p, std::int64_t row, const LogprobOutputs& o) {
   if (p.logprob) p.logprob[row] = o.logprob;

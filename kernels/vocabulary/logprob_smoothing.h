@@ -1,8 +1,9 @@
-// Label smoothing of a row whose logprob and lse, or statistics, are already written. The pass sums the row's z by rule
-// 5's tree; shared by CUDA and HIP. HBM bandwidth bounds the kernel, since the kernel reads each logit once more.
+// Adds label smoothing to a row whose logprob and lse, or statistics, are already written. CUDA and HIP share this
+// pass. It sums the row's z by rule 5's tree. HBM bandwidth bounds the kernel, because it reads each logit once more.
 //
-// A Block is kSmoothingThreads threads; 32 neighbours are a team. It has lane() in the team, number() of the team,
-// shuffle_xor(value, mask) within it, barrier() of all, and nodes(), which are kMostSmoothingNodes shared floats.
+// A Block has kSmoothingThreads threads, and 32 neighbouring threads are a team. It has lane(), the index in the team;
+// number(), the index of the team; shuffle_xor(value, mask) within the team; barrier() for all threads; and nodes(), an
+// array of kMostSmoothingNodes floats in shared memory.
 #pragma once
 
 #include "kernels/vocabulary/logprob_groups.h"

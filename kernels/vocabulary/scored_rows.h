@@ -1,5 +1,6 @@
-// Gathers rows of hidden states for a product: side by side, with zeros for rows that are not scored, so that their
-// contents have no effect. The pass also moves rows of their gradients back to their places.
+// Gathers rows of hidden states for a product into consecutive rows. Rows that are not scored become zeros, so that
+// their contents have no effect. The pass also copies rows of the gradients back to the places of the hidden states'
+// rows.
 #pragma once
 
 #include <cstdint>
@@ -14,20 +15,20 @@ namespace rlk {
 
 struct ScoredRowsParams {
   const void* from = nullptr;  // rows of row_bytes, with any layout
-  // [num_rows, row_bytes], rows to_stride apart; may be `from`, with the layout of `from`.
+  // [num_rows, row_bytes], with a distance of to_stride between rows; may be `from`, if the layouts are equal.
   void* to = nullptr;
-  const void* target = nullptr;  // [first_row + num_rows], target_stride elements apart
+  const void* target = nullptr;  // [first_row + num_rows], at a stride of target_stride elements
   const std::int32_t* from_group =
       nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group
-  bool back = false;    // copies back: `to` has the layout of the targets' rows, in place of `from`
+  bool back = false;    // copies back: the rows of `to` correspond to targets; otherwise the rows of `from` do
   RowLayout from_rows;  // in elements of element_bytes
-  std::int64_t first_row = 0, num_rows = 0;  // range of the targets' rows, and of rows of `from` unless `back`
+  std::int64_t first_row = 0, num_rows = 0;  // range of rows of the targets and, unless `back`, of `from`
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;
 };
 
-// The row of `from` that is copied to row i of `to`; -1 for a row of zeros.
+// The row of `from` that is copied to row i of `to`, or -1 if row i becomes zeros.
 RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
   std::int64_t source = i;
   if (p.from_group != nullptr) {
@@ -38,7 +39,7 @@ RLK_HD std::int64_t scored_source(const ScoredRowsParams& p, std::int64_t i) {
   const std::int64_t row = p.first_row + (p.back ? i : source);
   return load_index(p.target, p.target_dtype, row * p.target_stride) == p.ignore_index ? -1 : source;
 }
-// Offset of a row, in bytes.
+// The offset of a row in bytes.
 RLK_HD std::int64_t scored_from_offset(const ScoredRowsParams& p, std::int64_t source) {
   return p.from_rows.offset((p.back ? 0 : p.first_row) + source) * p.element_bytes;
 }
@@ -46,10 +47,11 @@ RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) 
   return i * p.to_stride * p.element_bytes;
 }
 
-// On a GPU: blocks of 2^kScoredLog2Threads threads, each with a few units of a row, whose loads are in flight together.
+// On a GPU a block has 2^kScoredLog2Threads threads. A thread copies kScoredUnits units of a row, whose loads are in
+// flight together.
 constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
 
-// Whether rows have a multiple of 16 bytes and begin at multiples of 16.
+// Whether the size of a row and the address of every row are multiples of 16 bytes.
 inline bool scored_rows_have_vectors(const ScoredRowsParams& p) {
   const auto bits = reinterpret_cast<std::uintptr_t>(p.from) | reinterpret_cast<std::uintptr_t>(p.to) |
                     static_cast<std::uintptr_t>(p.row_bytes) |
