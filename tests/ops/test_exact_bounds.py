@@ -96,6 +96,32 @@ def test_a_size_is_refused_from_its_bound_on(name: str) -> None:
             call(bound)
 
 
+def empty_rows(columns: int) -> Any:
+    return torch.empty(1, 0, columns)
+
+
+IDS = torch.empty(1, 0, dtype=torch.int64)
+# Calls of rows with a number of columns, the argument that has them, and the binary logarithm of the least refused
+# number.
+COLUMNS: dict[str, tuple[Any, str, int]] = {
+    "rms_norm": (lambda n: rk.rms_norm(empty_rows(n), None, 1e-6), "x", 31),
+    "rms_norm_backward": (lambda n: rk.rms_norm_backward(empty_rows(n), empty_rows(n), None, 1e-6), "dy", 31),
+    "embedding": (lambda n: rk.embedding(IDS, empty_rows(n)[0]), "weight", 31),
+    "embedding_backward": (lambda n: rk.embedding_backward(empty_rows(n), IDS, 0), "dy", 31),
+    "silu_mul": (lambda n: rk.silu_mul(empty_rows(n), empty_rows(n)), "gate", 30),
+    "silu_mul_backward": (lambda n: rk.silu_mul_backward(*[empty_rows(n)] * 3), "gate", 30),
+}
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_columns_are_refused_from_their_bound_on(name: str) -> None:
+    call, argument, bits = COLUMNS[name]
+    call((1 << bits) - 1)
+    words = rf"^{argument}: expected fewer than 2\^{bits} columns, got {1 << bits}$"
+    with pytest.raises(ValueError, match=words):
+        call(1 << bits)
+
+
 SPANS = {
     "one too many": ([0, 1, 2, 3], "span_offsets: expected a contiguous array of shape [3], got [4]"),
     "one too few": ([0, 3], "span_offsets: expected a contiguous array of shape [3], got [2]"),

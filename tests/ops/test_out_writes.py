@@ -65,6 +65,21 @@ def test_a_write_is_counted(name: str, given: Any) -> None:
     assert written.any(), "it was written"
 
 
+@pytest.mark.parametrize("given", [torch.from_numpy, np.asarray], ids=["torch", "numpy"])
+@pytest.mark.parametrize("name", WRITES)
+def test_an_array_of_another_shape_is_refused_before_a_write(name: str, given: Any) -> None:
+    """A cache has any number of pages and of slots in a page."""
+    shape, call = WRITES[name]
+    free = 2 if name.startswith("kv_cache_append") else 0
+    others = [(*shape[:i], shape[i] + off, *shape[i + 1 :]) for i in range(free, len(shape)) for off in (-1, 1)]
+    for other in [*others, (*shape, 1), shape[1:]]:
+        written = torch.zeros(other)
+        with pytest.raises(ValueError, match=r"^(out|main_grad|k_cache|v_cache)[^:]*: expected"):
+            call(given, written)
+        assert written._version == 0
+        assert not written.any()
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_a_saved_tensor_that_was_written_stops_backward(name: str) -> None:
     shape, call = WRITES[name]
