@@ -1,4 +1,5 @@
-// CUDA backend of attention: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
+// CUDA backend of attention: checks of memory safety, the choice of a plan, and the launch for the device's
+// architecture.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -24,8 +25,8 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
   return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
 }
 
-// Whether TMA can fetch an array's heads: it needs strides that are multiples of 16 bytes and not 0.
-// `alone`: there is one sequence, whose stride is not used.
+// Whether TMA can fetch an array's heads: TMA needs strides that are multiples of 16 bytes and not 0. `alone`: the
+// array has only one sequence, so the stride between sequences is not used.
 bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
   if (!attention_at_16_bytes(a, p.dtype)) return false;
@@ -40,19 +41,20 @@ bool fits_tiles(const AttentionInput& p) {
   if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || (p.parents != nullptr && !fills_tile(p))) return false;
   return p.q_tokens > 0 && p.q_tokens < kMostTokens;
 }
-// Whether TMA can fetch K and V. Where they are paged, a page takes the place of a sequence.
+// Whether TMA can fetch K and V. If K and V lie in pages, a page takes the place of a sequence in the tensor map.
 bool can_fetch_keys(const AttentionParams& p) {
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
-  // A box is a page, or part of one. Its rows must be a multiple of eight, since the swizzle repeats every eight rows.
+  // A TMA box is a page or a part of a page. Its number of rows must be a multiple of eight, since the swizzle repeats
+  // every eight rows.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
     return false;
   }
   const bool alone = paged ? p.num_pages == 1 : p.cu_seqlens_k != nullptr;
   return can_fetch(p, p.k, alone) && can_fetch(p, p.v, alone) && attention_at_16_bytes(p.q, p.dtype);
 }
-// Whether 32 bits hold the place of each key and value, in units of 16 bytes.
+// Whether 32 bits hold the offset of each key and value, in units of 16 bytes.
 bool has_near_keys(const AttentionInput& p) {
   const bool paged = p.block_table != nullptr, packed = p.cu_seqlens_k != nullptr;
   const std::int64_t sequences = paged ? p.num_pages : packed ? 1 : p.num_sequences;
@@ -89,7 +91,7 @@ bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   if (!fits_tiles(p)) return false;
   if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
-  if (p.dq == nullptr && p.dk == nullptr) return false;  // dsinks alone
+  if (p.dq == nullptr && p.dk == nullptr) return false;  // only dsinks is wanted
   const bool has_parts = p.parents == nullptr && p.num_q_heads != p.num_kv_heads && p.head_dim <= 128;
   if (kernel == GradientKernel::kParts && !has_parts) return false;
   const GradientLayout layout(p, kernel);
@@ -113,7 +115,8 @@ std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
 }
 
-// Whether sequences are long enough on average for taller tiles. Shorter ones would leave more of their rows empty.
+// Whether sequences are long enough on average for kTall. With shorter sequences, more rows of the taller tiles would
+// be empty.
 bool has_long_sequences(const AttentionParams& p) {
   constexpr std::int64_t kQueries = 1024, kKeys = 2048;
   const std::int64_t keys =
@@ -121,7 +124,8 @@ bool has_long_sequences(const AttentionParams& p) {
   return p.q_tokens >= kQueries * sequences_of(p) && keys >= kKeys;
 }
 
-// Whether a mixed plan may pay off: some sequences may have many queries, and others few queries and many keys.
+// Whether a mixed plan may be faster: some sequences may have many queries, and other sequences few queries and many
+// keys.
 bool may_mix(const AttentionParams& p) {
   if (p.cu_seqlens_q == nullptr || p.num_sequences < 2 || p.q_tokens <= p.num_sequences) return false;
   return p.cu_seqlens_k == nullptr || p.k_tokens > p.q_tokens;
@@ -158,7 +162,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
   const AttentionPlan clusters = {AttentionKernel::kClusters}, groups = {AttentionKernel::kGroups};
   const AttentionPlan wgmma = {AttentionKernel::kWgmma}, mixed = {AttentionKernel::kMixed};
   const bool mixes = may_mix(p) && fits_plan(p, mixed, capability);
-  // Called only where the plan depends on the answer.
+  // fits() is called only if the choice depends on it, since the test takes time.
   const auto fits = [&] { return fits_plan(p, wgmma, capability); };
   if (p.q_tokens * (p.num_q_heads / p.num_kv_heads) <= kFewRows * sequences && fits_plan(p, few_rows, capability)) {
     if (fits_plan(p, groups, capability)) return groups;
@@ -166,9 +170,10 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     if (grid.blocks * SplitGrid::kCluster * 4 / 3 <= multiprocessors && fits_plan(p, clusters, capability)) {
       return clusters;
     }
-    // Some multiprocessors do not find three others for a cluster. Calls with more blocks than multiprocessors take
-    // kFewRows: three blocks run on a multiprocessor and hide each other's waits. But kPairs finishes splits of more
-    // than 1024 keys sooner, even if some of its blocks must wait for a multiprocessor.
+    // The factor 4 / 3 above is there because some multiprocessors do not find three others for a cluster. Calls with
+    // more blocks than multiprocessors take kFewRows: three blocks run on a multiprocessor and hide each other's waits.
+    // But kPairs finishes splits of more than 1024 keys sooner, even if some of its blocks must wait for a
+    // multiprocessor.
     constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
     const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
     if (grid.busy <= most && fits_plan(p, pairs, capability)) return pairs;
@@ -176,7 +181,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
     if (differ && fills && fits()) return mixed;
-    // kDense serves only calls whose blocks all run at once. With more blocks, kFewRows waits less.
+    // kDense serves only calls whose blocks all run at once. With more blocks than that, kFewRows is faster.
     const bool at_once =
         grid.busy > 3 * std::int64_t{multiprocessors} && grid.busy <= 4 * std::int64_t{multiprocessors};
     return at_once && fits_plan(p, dense, capability) ? dense : few_rows;
@@ -239,7 +244,7 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  // The least number of queries that see a key for which separate jobs of the query heads pay off.
+  // If a key is seen by at least this many queries, separate jobs for the query heads are faster.
   constexpr std::int64_t kPartQueries = 2048;
   const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
   const std::int64_t sequences = sequences_of(p);

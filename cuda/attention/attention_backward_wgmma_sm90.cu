@@ -1,4 +1,4 @@
-// attention's backward by wgmma for SM90, compiled for kPadded and for kWide.
+// attention's backward by wgmma for SM90, compiled once for kPadded and once for kWide.
 #include "gradients/wgmma_sm90.cuh"
 
 namespace rlk::cuda::sm90 {

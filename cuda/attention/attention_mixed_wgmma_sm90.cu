@@ -1,4 +1,4 @@
-// attention, forward, of mixed batches by wgmma for SM90, compiled for kPadded and for kWide.
+// attention, forward, of mixed batches by wgmma for SM90, compiled once for kPadded and once for kWide.
 #include "mixed.cuh"
 
 namespace rlk::cuda::sm90 {

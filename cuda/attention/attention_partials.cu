@@ -1,6 +1,6 @@
 // attention's partials and their merge on CUDA, compiled once per architecture. For bf16 and fp16 each block of threads
-// computes 16 rows of one split, as for few queries. It stores its results in the public layout. For float32 a tile has
-// 16 rows.
+// computes one split for 16 rows, by the kernel for few queries, and stores its results in the public layout. For
+// float32 a tile has 16 rows.
 #include "forward.cuh"
 #include "kernels/attention/merge.h"
 

@@ -1,5 +1,6 @@
-// attention over trees on CUDA, compiled once per architecture: mma.sync, and tiles for float32. Each key is found by
-// its number along the path. One block of threads makes the table of paths before the other kernels run.
+// attention over trees on CUDA, compiled once per architecture: by wgmma, by mma.sync, and in tiles for float32. A
+// kernel finds a key by the key's number along its path. One block of threads writes the table of paths before the
+// other kernels run.
 #include "forward.cuh"
 #include "gradients/plain.cuh"
 #if RLK_CUDA_SM90
@@ -11,7 +12,8 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 namespace {
 
-constexpr int kPathThreads = 1024;  // one block: each of its few passes over the segments needs the pass before
+constexpr int kPathThreads = 1024;  // in one block, since each pass over the segments needs the results of the pass
+                                    // before
 
 __global__ void __launch_bounds__(kPathThreads)
     attention_paths_kernel(const __grid_constant__ AttentionInput p, std::uint32_t* table) {

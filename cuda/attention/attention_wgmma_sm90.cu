@@ -1,4 +1,4 @@
-// attention by wgmma for SM90, compiled once per form but kWhole, which attention.cu has.
+// attention by wgmma for SM90, compiled once for each form except kWhole. attention.cu compiles kWhole.
 #include "forward_mma.cuh"
 #include "forward_sm90.cuh"
 

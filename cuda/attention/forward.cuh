@@ -1,4 +1,4 @@
-// attention's forward kernels of float32 with their launch, and the choice of kernels for other dtypes.
+// attention's forward kernels for float32 with their launch, and the choice of kernels for the other dtypes.
 // kernels/attention/forward.h has the body of the float32 kernels.
 #pragma once
 
@@ -41,7 +41,7 @@ void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStre
                                                : run_attention_mma<T>(p, vectors, stream);
     } else {
       const auto launch = [&](auto tile) { launch_attention<T, decltype(tile)>(p, vectors, stream); };
-      // Stages so deep that two blocks fit a multiprocessor's shared memory.
+      // The number of keys per stage lets two blocks of threads fit into a multiprocessor's shared memory.
       if (plan.kernel == AttentionKernel::kFewRows) {
         p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
       } else if (p.head_dim <= 64) {

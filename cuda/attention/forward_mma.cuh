@@ -1,7 +1,8 @@
 // attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. A block
-// of four warps computes 64 rows. A row is one query in one of the heads that share a key head. The block walks the
-// rows' keys block by block. K and V pass through shared memory; scores, probabilities and sums stay in registers.
-// cp.async loads V while K is multiplied, and the next K while V is multiplied. Bound by mma.sync; numbers: README.md.
+// of four warps computes 64 rows. A row is one query in one of the heads that share a key head. The warps process one
+// block of keys after another. K and V pass through shared memory; scores, probabilities and sums stay in registers.
+// Copies by cp.async load V while products with K run, and the next K while products with V run. Bound by mma.sync;
+// numbers: README.md.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -15,22 +16,23 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns. V and O have them past value_dim.
+// The shape of a block of threads. kColumns: head_dim, rounded up. Columns past head_dim, or past value_dim in V and O,
+// are +0.
 template <int kColumns_>
 struct MmaTile {
   static constexpr int kColumns = kColumns_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = attention_block(kColumns);
   static constexpr int kScores = kKeys / 8, kSums = kColumns / 8;         // tiles of 8 columns
-  static constexpr int kSteps = kColumns / 16;                            // steps of a score
+  static constexpr int kSteps = kColumns / 16;                            // steps of 16 columns that a score takes
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kOperandBytes = kKeys * kRowBytes;
-  // Queries stay in registers; else each block of keys reads them from shared memory.
+  // Whether queries stay in registers; else they are read from shared memory for each block of keys.
   static constexpr bool kHoldsQueries = kColumns <= 128;
   static constexpr bool kMerges = true;  // rows may have several splits
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // Shared memory holds K, V, the total of earlier splits, queries, and the addresses of two blocks' keys in K and in V.
-  // If kHoldsQueries, queries pass through V's memory to registers.
+  // Offsets in shared memory: K, V, the totals of earlier splits, queries, and the offsets in K and in V of the keys of
+  // two blocks. If kHoldsQueries, queries pass through V's memory to registers.
   static constexpr int kTotal = 2 * kOperandBytes, kTotalEnd = kTotal + kThreads * kSums * 16;
   static constexpr int kQueries = kHoldsQueries ? kOperandBytes : kTotalEnd;
   static constexpr int kOffsets = kTotalEnd + (kHoldsQueries ? 0 : kQueryBytes), kBytes = kOffsets + 4 * kKeys * 8;
@@ -43,8 +45,9 @@ __device__ __forceinline__ std::uint32_t chunk_of(std::uint32_t operand, int row
   return operand + row * Tile::kRowBytes + (chunk ^ (row & 7)) * 16;
 }
 
-// Loads a chunk of a row; past `dim` columns, and in rows that do not exist, it is +0. Keys of an invalid page are NaN,
-// which reaches the rows that see them. Their values are +0, so that no other row changes.
+// Loads a chunk of a row. The chunk becomes +0 past `dim` columns and in rows that do not exist. A key of an invalid
+// page becomes NaN, so every row that sees the key becomes NaN. The value of this key becomes +0, so that no other row
+// changes.
 template <class T, bool kIsKey>
 __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* head, std::int64_t offset, int chunk,
                                                    int dim, bool vectors, std::uint32_t to) {
@@ -68,7 +71,7 @@ __device__ __forceinline__ void load_operand_rows(const typename T::Storage* hea
   }
 }
 
-// Computes a row's probabilities, by its reference.
+// Computes probabilities from a row's scores and its reference.
 template <Exp kExp>
 struct MmaProbability {
   float c, m, q, addend;
@@ -94,7 +97,8 @@ class MmaForward {
   __device__ __forceinline__ MmaForward(const Params& p, const AttentionGrid& g, unsigned char* memory)
       : p_(p), g_(g), memory_(memory), shared_(shared_address(memory)) {}
 
-  // Processes the rows of a tile from `begin` on that lie in one sequence. Returns where the next sequence begins.
+  // Processes those rows of a tile, from `begin` on, that lie in one sequence. Returns the first row of the next
+  // sequence.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if constexpr (kMayMix<Params>) {
@@ -150,7 +154,7 @@ class MmaForward {
   __device__ __forceinline__ float4* total() const {
     return reinterpret_cast<float4*>(memory_ + Tile::kTotal) + threadIdx.x;
   }
-  // Addresses of the rows of K (0) or V (1), for even or odd blocks.
+  // Offsets of the rows of K (which = 0) or V (which = 1), for even or odd blocks of keys.
   __device__ __forceinline__ std::int64_t* offsets(int which, int parity) const {
     return reinterpret_cast<std::int64_t*>(memory_ + Tile::kOffsets) + (which * 2 + parity) * Tile::kKeys;
   }
@@ -179,13 +183,13 @@ class MmaForward {
     const int parity = block / Tile::kKeys % 2;
     for (int i = threadIdx.x; i < Tile::kKeys; i += Tile::kThreads) {
       const int j = block + i;
-      const bool used = j < span.num_keys;  // true for unseen keys, too: a matrix unit multiplies these keys
+      const bool used = j < span.num_keys;  // true for unseen keys, too, since their products are computed
       offsets(0, parity)[i] = used ? key_offset(p_, p_.k, span, j) : kZeroRow;
       offsets(1, parity)[i] = used ? key_offset(p_, p_.v, span, j) : kZeroRow;
     }
   }
 
-  // offset_of_row(row): the offset in q of a row of the tile, or kZeroRow.
+  // Loads the tile's queries. offset_of_row(row): the offset in q of a row of the tile, or kZeroRow.
   template <class OffsetOfRow>
   __device__ __forceinline__ void load_queries(OffsetOfRow&& offset_of_row) {
     const std::uint32_t to = shared_ + Tile::kQueries;
@@ -209,7 +213,7 @@ class MmaForward {
     load_matrices_4<false>(a, chunk_of<Tile>(shared_ + Tile::kQueries, row, 2 * step + lane() / 16));
   }
 
-  // Walks the keys up to last_key_. Sums of the last split stay in registers.
+  // Processes the blocks of keys up to last_key_. The sums of the last split stay in registers.
   __device__ __forceinline__ void walk(const AttentionSpan& span) {
     int block = first_key_ / Tile::kKeys * Tile::kKeys;
     int split_end = static_cast<int>(attention_split_end(block));
@@ -225,14 +229,14 @@ class MmaForward {
       const int next = block + Tile::kKeys, parity = block / Tile::kKeys % 2;
       if (next < last_key_) locate(span, next);
       copy_async_wait<0>();
-      __syncthreads();  // K has arrived; V was read; the addresses of the next keys are known
+      __syncthreads();  // K has arrived; the last V was read; offsets() has the next keys
       load_operand<false>(p_.v, offsets(1, parity), values_at());
       float s[Tile::kScores][4];
       multiply(s);
       cap(s);
       hide(block, s);
       raise(s);
-      __syncthreads();  // K was read
+      __syncthreads();  // all warps have read K
       if (next < last_key_) {
         load_operand<true>(p_.k, offsets(0, 1 - parity), keys_at());
       } else {
@@ -256,7 +260,7 @@ class MmaForward {
       if constexpr (!Tile::kHoldsQueries) queries_of(step, a);
 #pragma unroll
       for (int tile = 0; tile < Tile::kScores; tile += 2) {
-        std::uint32_t b[4];  // 8 keys: k 0 ... 7, k 8 ... 15; then the next 8 keys
+        std::uint32_t b[4];  // columns 0 ... 7 and 8 ... 15 of 8 keys, then of the next 8 keys
         const int key = tile * 8 + lane() / 16 * 8 + lane() % 8;
         load_matrices_4<false>(b, chunk_of<Tile>(keys_at(), key, 2 * step + lane() / 8 % 2));
         if constexpr (Tile::kHoldsQueries) {
@@ -319,8 +323,8 @@ class MmaForward {
     }
   }
 
-  // Turns scores into probabilities. The chains take them unrounded. Rounded they are the A operand of steps of 16
-  // keys.
+  // Turns scores into probabilities. The chains of l add the unrounded probabilities. The rounded probabilities become
+  // the A operand of steps of 16 keys.
   template <Exp kExp>
   __device__ __forceinline__ void probabilities(float (&s)[Tile::kScores][4],
                                                 std::uint32_t (&weights)[Tile::kScores][2]) {
@@ -392,7 +396,7 @@ class MmaForward {
     has_total_ = true;
   }
 
-  // Merges sinks into rows that see a key. Other rows are ignored.
+  // Merges sinks into the rows. Only rows that see a key use the result.
   __device__ __forceinline__ void merge_sinks(std::int64_t begin) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -449,7 +453,7 @@ class MmaForward {
   int first_key_ = 0, last_key_ = 0;
   int sees_[2][2];                   // the range of keys that each of a thread's rows sees
   AttentionReference reference_[2];  // reference of the split
-  float m_[2], l_[2];                // maximum and sum over earlier splits
+  float m_[2], l_[2];                // m and l of the total over earlier splits
   bool has_total_ = false;
   float chains_[2][2];          // two chains of l for each row: keys 2 t and 2 t + 1 of every eight
   float sums_[Tile::kSums][4];  // O of the split

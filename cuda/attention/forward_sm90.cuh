@@ -1,7 +1,8 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves heads whose tokens the copy engine can fetch, also
-// from pages, and sequences with many queries. A block of threads is persistent. One warp loads. Two or three warpgroups
-// share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, a block's softmax
-// runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers: README.md.
+// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves sequences with many queries, and heads whose
+// tokens TMA can load, including tokens in pages. A block of threads is persistent. Two of its warps load. Two or three
+// warpgroups share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, the
+// softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers:
+// README.md.
 #pragma once
 
 #include <algorithm>
@@ -50,17 +51,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup, &call,
                                 reinterpret_cast<float2*>(memory + WgmmaShared<Tile>::kRowTotalsAt));
   if (warpgroup == Tile::kWarpgroups - 1)
-    asm volatile("bar.arrive 2, 256;" ::: "memory");  // the first turn is warpgroup 0's
+    asm volatile("bar.arrive 2, 256;" ::: "memory");  // warpgroup 0 has the first turn
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
     mbarrier_wait_block(shared.tile_full(slot.stage), slot.phase);
     const WgmmaWork& work = slots[slot.stage];
-    // The barrier tells ptxas that warps have converged. Values after it then stay in uniform registers.
+    // After this barrier ptxas knows that warps have converged, and keeps values in uniform registers.
     asm volatile("bar.sync %0, 128;" ::"r"(2 + Tile::kWarpgroups + warpgroup) : "memory");
     if (work.places < 0) break;
     rows.run(work);
-    mbarrier_arrive(shared.tile_empty(slot.stage));  // every thread arrives after its last read
+    mbarrier_arrive(shared.tile_empty(slot.stage));  // each thread has read `work` for the last time
     slot.advance(2);
   }
   if constexpr (kMayMix<Params>) say_done(call);
@@ -88,7 +89,7 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
   const std::int64_t blocks =
       packed ? p.q_tokens / Tile::kQueries + p.num_sequences : (p.q_tokens + Tile::kQueries - 1) / Tile::kQueries;
   const std::int64_t heads = p.num_q_heads * (packed ? 1 : p.num_sequences);
-  // The number of heads whose tiles run together, so that their keys and values stay in L2.
+  // `fit`: the number of heads whose tiles run at the same time, so that the keys and values of these heads stay in L2.
   constexpr std::int64_t kOfL2 = std::int64_t{24} << 20;
   const std::int64_t group = p.num_q_heads / p.num_kv_heads;
   const std::int64_t fit = std::max<std::int64_t>(kOfL2 / (p.k_tokens * (p.head_dim + p.value_dim) * 2), 1) * group;
@@ -102,7 +103,7 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
   return call;
 }
 
-// Clears the counter of tiles. The next kernel begins beside this one, after the counter is clear.
+// Clears the counter of tiles. The next kernel may begin as soon as the counter is clear.
 __global__ void clear_tile_counter_kernel(std::uint32_t* counter) {
   atomicExch(counter, 0u);
   __threadfence();
@@ -141,7 +142,8 @@ void run_attention_wgmma(const Params& p, cudaStream_t stream) {
   if constexpr (kForm == WgmmaForm::kTall) {
     columns == 64 ? launch_attention_wgmma<T, WgmmaTile<64, 64, false, 3>, Exp::kHardware>(p, stream)
                   : launch_attention_wgmma<T, WgmmaTile<192, 128, true, 3>, Exp::kHardware>(p, stream);
-  } else if constexpr (kForm == WgmmaForm::kWide) {  // narrower heads run in wider tiles, with columns of +0
+  } else if constexpr (kForm == WgmmaForm::kWide) {  // narrower heads take the next wider tile, whose other columns are
+                                                     // +0
     columns == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
   } else if constexpr (kForm == WgmmaForm::kPadded) {
     columns == 64   ? launch(WgmmaTile<64, 64, true>{})

@@ -12,8 +12,8 @@ namespace {  // one copy per architecture
 struct AttentionGpu {
   static constexpr bool kHasHardwareExp = true;
 
-  // The thread's index, read again at each use. So the compiler keeps no value derived from it, and the sums have these
-  // registers.
+  // Returns the thread's index. It is read again at each use, so that the compiler keeps no value derived from it, and
+  // the sums can use those registers.
   static __device__ __forceinline__ int thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
@@ -29,7 +29,8 @@ struct AttentionGpu {
   static __device__ __forceinline__ float max_nan(float a, float b) { return cuda::max_nan(a, b); }
   static __device__ __forceinline__ float ex2(float x) { return ex2_approx(x); }
 
-  // kCount neighbouring values in shared memory. kCount is a power of two, and the address a multiple of their size.
+  // Loads kCount neighbouring values from shared memory. kCount is a power of two, and the address is a multiple of
+  // their size.
   template <int kCount>
   static __device__ __forceinline__ void load_group(const float* from, float (&to)[kCount]) {
     if constexpr (kCount == 4) {

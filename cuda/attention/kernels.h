@@ -1,5 +1,5 @@
-// Host entry points of the attention kernels, one per architecture, and the plans of each. All plans have the same
-// bits. attention.cpp checks the arguments.
+// Host entry points of the attention kernels, one per architecture, and the plans of the forward and the backward. All
+// plans give the same bits. attention.cpp checks the arguments.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +14,17 @@ enum class AttentionKernel : std::int32_t {
   kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
   kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor in place of three; for 65 to 128
               // columns and rows that begin at multiples of 16 bytes
-  kPairs,     // sm_90: kFewRows for few blocks of threads; at most 128 columns that TMA can fetch, pages too;
-              // value_dim equals head_dim; the plans below need this, too
-  kClusters,  // sm_90: four blocks of threads per split, for fewer blocks than kPairs serves; 65 to 128 columns
+  kPairs,     // sm_90: kFewRows for few blocks of threads, with at most 128 columns and value_dim equal to head_dim.
+              // TMA must be able to fetch K and V, or their pages. kClusters and kGroups have these conditions, too
+  kClusters,  // sm_90: four blocks of threads per split, for calls with fewer splits than kPairs serves; 65 to 128
+              // columns
   kGroups,    // sm_90: kFewRows for groups that share splits; wgmma multiplies a shared split with 64 rows of the group
-  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch; trees: of 64 or 128 columns; no softcap
+  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch, without a softcap; for trees: heads of 64 or 128
+              // columns
   kTall,      // sm_90: kWgmma with tiles of 192 queries in place of 128, for the hardware's exponential and heads of 64
               // columns, or of 136 to 192 with at most 128 of values; no tree
-  kMixed,  // bf16 and fp16, packed queries: splits as kFewRows' for sequences with few queries. The others take wgmma, if
-           // kWgmma fits, else kTiles' kernel
+  kMixed,  // bf16 and fp16, packed queries: sequences with few queries take splits as in kFewRows. Other sequences take
+           // wgmma if kWgmma fits, else the kernel of kTiles
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
@@ -36,15 +38,15 @@ constexpr const char* name_of(const AttentionPlan& plan) {
                                     "groups", "wgmma",    "tall",  "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
-// fits_plan: whether a plan can serve a call on `capability` (10 * major + minor). choose_plan: the plan that serves
-// the call on this number of multiprocessors.
+// fits_plan: whether a plan can serve a call on a GPU of compute capability `capability` (10 * major + minor).
+// choose_plan: the plan that serves the call on a GPU with this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
-// Bytes of workspace. A tree needs its table of paths, and kWgmma a counter of tiles behind that table. kFewRows to
-// kGroups need the results of splits; kMixed needs what MixedGrid says.
+// Bytes of workspace. A tree needs its table of paths, and kWgmma needs a counter of tiles behind that table. The plans
+// from kFewRows to kGroups need the results of splits. MixedGrid has the parts of kMixed's workspace.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
-// Columns of the wgmma kernels' tiles. A head's columns may end before theirs.
+// Columns of the wgmma kernels' tiles. A head may have fewer columns than its tile.
 struct TileColumns {
   std::int64_t keys, values;
   static constexpr TileColumns of(std::int64_t head_dim, std::int64_t value_dim) {
@@ -59,37 +61,40 @@ inline bool fills_tile(const AttentionInput& p) {
   return p.value_dim == p.head_dim && (p.head_dim == 64 || p.head_dim == 128);
 }
 
-// kWgmma, more than 128 columns of v: totals of splits that do not fit into a block's shared memory, for this many blocks
-// of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles lies before them.
+// kWgmma with more than 128 columns of v: the workspace holds the totals of splits that do not fit into shared memory,
+// for kOuterTotals blocks of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles
+// lies before the totals.
 constexpr int kOuterTotals = 132;
 constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
 inline bool has_outer_totals(const AttentionParams& p) {
   return p.head_dim > 128 && TileColumns::of(p.head_dim, p.value_dim).values > 128;
 }
 
-// Rows per key head and sequence that would leave most of a larger tile empty.
+// choose_plan() takes splits for the whole call up to this number of rows per key head and sequence, on average. So few
+// rows would leave most of a larger tile empty.
 constexpr std::int64_t kFewRows = 32;
 
-// kFewRows to kGroups: a block of threads, or a cluster, takes one split of kRows rows of a key head; a row
-// is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
+// The grid of the plans from kFewRows to kGroups. A block of threads, or a cluster, computes one split for kRows rows
+// of a key head; a row is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16
+// bytes.
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16, kSharedRows = 64;
   std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for the tiles of all sequences
   std::int64_t splits;  // largest number of splits of any sequence
-  // Whether rows of a group read shared splits together, 64 at a time. This pays off if groups have at least
-  // kSharedRows rows on average; half as many suffice for kGroups.
+  // Whether rows of a group read shared splits together, 64 rows at a time. Groups must have at least kSharedRows rows
+  // on average, or half as many for kGroups; with fewer rows, sharing would be slower.
   bool shares;
-  // Blocks of threads per tile and key head. A block computes one split. If groups share splits, it also computes every
-  // `stride`-th split after that.
+  // Blocks of threads per tile and key head. A block of threads computes one split. If groups share splits, the block
+  // also computes every `stride`-th split after its first split.
   std::int64_t stride;
   std::int64_t blocks;
-  // Blocks that have work without shared splits, if every sequence has a tile of rows and the most keys. Packed queries
-  // have more slots than tiles, so further blocks have no rows.
+  // Estimate of the blocks of threads that have work in a call without shared splits, if every sequence has a tile of
+  // rows and the most keys. Packed queries have more slots than tiles, so the other blocks have no rows.
   std::int64_t busy;
   std::int64_t sums_at, end;  // offsets of O and of the end, in floats
-  bool merges;                // false: calls have one split, whose blocks write the results without a workspace
-  bool long_first;  // whether blocks take the last splits first, as for a single sequence, whose last splits are longer
+  bool merges;                // false: the call has one split, and its blocks write the results without a workspace
+  bool long_first;  // whether blocks take the last splits first; true for one sequence, whose last splits are longer
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
       : SplitGrid(p, attention_splits(p.k_tokens),
@@ -116,14 +121,14 @@ struct SplitGrid {
 // kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve the others. The host cannot
 // read the sequences' lengths, so its sizes are upper bounds.
 struct MixedGrid {
-  static constexpr std::int64_t kMostRows = 64;  // most rows per key head of a sequence with few queries
+  static constexpr std::int64_t kMostRows = 64;  // a sequence with few queries has at most this many rows per key head
   static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // if the results need more, `few` is smaller
   std::int64_t few, splits;
-  bool is_decode;              // whether most sequences have few queries
-  bool by_token;               // results are indexed by token; else each sequence has room for `few` queries
-  std::int64_t slots, blocks;  // blocks of threads that share the tiles of a split; blocks of threads of the call
+  bool is_decode;              // whether sequences have few queries on average
+  bool by_token;               // whether results are indexed by token; else each sequence has room for `few` queries
+  std::int64_t slots, blocks;  // slots: blocks of threads that share the tiles of a split; blocks: all of the call
   std::int64_t rows_at, sums_at, totals_at, end;  // offsets in floats, behind two counters
-  bool merges;                                    // else blocks of threads of the only split write the results
+  bool merges;                                    // false: as in SplitGrid
 
   explicit MixedGrid(const AttentionParams& p) : splits(attention_splits(p.k_tokens)), merges(splits != 1) {
     const std::int64_t group = p.num_q_heads / p.num_kv_heads, rows = p.q_tokens * group;
@@ -132,8 +137,9 @@ struct MixedGrid {
     is_decode = rows <= kFewRows * p.num_sequences;
     while (!is_decode && merges && few > 1 && places(p) * results * (2 + p.value_dim) * 4 > kMostBytes) few /= 2;
     by_token = p.q_tokens <= few * p.num_sequences;
-    // Tiles of one split run at once, so that the later tiles find the split's keys in L2. Speculative drafts give all
-    // sequences about equally many tiles. Beside long prompts most sequences have one tile, and a few have two.
+    // Tiles of one split run at once, so that the later tiles find the split's keys in L2. With speculative drafts all
+    // sequences have about equally many tiles. In batches with long prompts, most other sequences have one tile, and a
+    // few have two.
     const std::int64_t mean = (rows + SplitGrid::kRows * p.num_sequences - 1) / (SplitGrid::kRows * p.num_sequences);
     slots = std::clamp<std::int64_t>(by_token ? mean : 2, 1, (few * group + SplitGrid::kRows - 1) / SplitGrid::kRows);
     blocks = slots * splits * p.num_kv_heads * p.num_sequences;
@@ -153,7 +159,8 @@ struct MixedParams : AttentionParams {
     return q.last - q.first <= few;
   }
 };
-// Whether code for these params tests which sequences have few queries, to skip them or to serve them alone.
+// Whether code for these params tests which sequences have few queries. A kernel then skips these sequences, or serves
+// only them.
 template <class Params>
 constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
@@ -161,8 +168,8 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass computes dq, another dk and dv; serves every call
   kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls that the forward's kWgmma serves
-  kParts,   // kWgmma with a separate job for each query head of a key head, if it has several; no trees, and at
-            // most 128 columns
+  kParts,   // kWgmma with a separate job for each query head of a key head that has several query heads; no trees, and
+            // at most 128 columns
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma, GradientKernel::kParts};
 constexpr const char* name_of(GradientKernel kernel) {
@@ -171,29 +178,32 @@ constexpr const char* name_of(GradientKernel kernel) {
 }
 bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capability);
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
-// Bytes of workspace. kPasses: delta. Others: a GradientLayout, then delta if dsinks are wanted.
+// Bytes of workspace. kPasses needs delta. The other plans need a GradientLayout, then delta if dsinks are wanted.
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
-// kWgmma and kParts: tiles of 64 queries, blocks of keys, and the parts of the workspace. Tiles begin at positions
-// that are multiples of 64. So a sequence may touch one tile more than its queries fill.
+// For kWgmma and kParts: the numbers of tiles of 64 queries, of blocks of keys and of jobs, and the parts of the
+// workspace. Tiles begin at positions that are multiples of 64. So the queries of a sequence may lie in one tile more
+// than they would fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
   std::int64_t slack;               // slots between packed sequences
-  std::int64_t of_sequence, slots;  // tiles of queries: of one unpacked sequence; of all sequences
+  std::int64_t of_sequence, slots;  // numbers of tiles of queries: per unpacked sequence; in all
   std::int64_t key_blocks;          // blocks of keys per sequence, or of all sequences if packed
-  // A job has a block of keys, and all of its query heads or one of them. block_jobs: blocks times key heads.
+  // A job has a block of keys of a key head, and all query heads of the key head or one of them. block_jobs: blocks of
+  // keys times key heads.
   std::int64_t block_jobs, parts, jobs;
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
-  // Trees: counters and sums of the rows of dk and dv, to which several segments add. Then each block's rows, the
-  // number of blocks of earlier segments, and the table of paths.
+  // Trees: counters and sums of the rows of dk and dv, since several segments add to a row. Then the rows of each block
+  // of keys, the number of blocks of earlier segments, and the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
   std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
-  // More than 128 columns: pairs of tiles of queries, of all sequences, for the separate kernel that computes dq.
+  // More than 128 columns: the number of pairs of tiles of queries in all sequences, for the separate kernel that
+  // computes dq.
   std::int64_t query_pairs, query_works_at;
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 
   GradientLayout(const AttentionBackwardParams& p, GradientKernel kernel) {
-    // `aligned`: query i of a sequence has position i, so query 0 begins a tile.
+    // `aligned`: query i of each sequence has position i, so query 0 begins a tile.
     const bool trees = p.parents != nullptr;
     const bool aligned = !trees && p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
                          p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;
@@ -207,7 +217,7 @@ struct GradientLayout {
                   : p.cu_seqlens_q != nullptr ? p.q_tokens / 128 + 2 * p.num_sequences
                                               : of_pairs * p.num_sequences;
     key_blocks = p.cu_seqlens_k != nullptr ? p.k_tokens / keys + p.num_sequences : (p.k_tokens + keys - 1) / keys;
-    if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // the most that paths can have
+    if (trees) key_blocks = (p.q_tokens / 128 + 1) * p.num_sequences;  // an upper bound
     block_jobs = key_blocks * p.num_kv_heads * (p.cu_seqlens_k != nullptr ? 1 : p.num_sequences);
     parts = kernel == GradientKernel::kParts ? p.num_q_heads / p.num_kv_heads : 1;
     jobs = block_jobs * parts;
@@ -239,8 +249,8 @@ RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, const AttentionPl
 RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
 
-// wgmma's kernels are compiled for one form at a time. kWhole: heads of 64 or 128 columns. kPadded: other heads of at
-// most 128 columns. kWide: more columns. kTall: the plan above. Only kWhole serves trees.
+// The wgmma kernels are compiled for one form at a time. kWhole: heads of 64 or 128 columns. kPadded: other heads of at
+// most 128 columns. kWide: heads of more than 128 columns. kTall: the plan of that name. Only kWhole serves trees.
 enum class WgmmaForm { kWhole, kPadded, kWide, kTall };
 namespace sm90 {
 template <WgmmaForm kForm>

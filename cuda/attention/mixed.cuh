@@ -1,5 +1,5 @@
-// attention, forward, of mixed batches: one kernel computes tiles of queries for sequences with many queries, and
-// another computes splits for sequences with few, at the same time.
+// attention, forward, of mixed batches. One kernel computes tiles of queries for sequences with many queries. At the
+// same time another kernel computes splits for sequences with few queries.
 #pragma once
 
 #include "forward.cuh"
@@ -10,8 +10,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The splits of sequences with few queries. `waits`: this kernel waits for the previous kernel, since the merge waits
-// only for this kernel. `counter` hands out the tiles of the next kernel; `counter` may be null.
+// Computes the splits of sequences with few queries. `waits`: this kernel waits for the previous kernel, since the
+// merge waits only for this kernel. `counter`: the counter of tiles of the next kernel, which this kernel clears, or
+// null.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mixed_split_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,
@@ -29,7 +30,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   if (waits && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
 }
 
-// Merges the splits of sequences with few queries. Each warp merges one head of a token, or of all tokens of a
+// Merges the splits of sequences with few queries. Each warp merges one head, for one token or for all tokens of a
 // sequence.
 template <class T>
 __global__ void __launch_bounds__(128)
@@ -42,7 +43,7 @@ __global__ void __launch_bounds__(128)
     if (p.by_token) sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, unit);
     if (sequence < p.num_sequences) tokens = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
   }
-  wait_for_previous_kernel();  // also without results to merge, since the next kernel waits only for this kernel
+  wait_for_previous_kernel();  // needed even without results to merge, since the next kernel waits only for this kernel
   if (tokens.last - tokens.first > p.few || tokens.empty()) return;
   const AttentionSpan span(p, sequence);
   const std::int64_t first_result = p.by_token ? 0 : sequence * p.few - tokens.first, head = warp % p.num_q_heads;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// Launches the kernels of a call one after the other. On sm_90 a kernel may begin while the one before it runs.
+// Launches the kernels of a call one after the other. On sm_90 a kernel may begin while the previous kernel still runs.
 template <class T, int kColumns, bool kOverlap>
 class MixedLaunches {
  public:
@@ -87,15 +88,15 @@ class MixedLaunches {
   }
 
 #if RLK_CUDA_SM90
-  // One block of threads of the wgmma kernel fills a multiprocessor; so do three blocks of the splits' kernel. The
-  // first launch of wgmma leaves some multiprocessors to the splits, which read memory while it multiplies. The second
-  // launch begins once all splits have begun, and processes the remaining tiles.
+  // One block of threads of the wgmma kernel fills a multiprocessor, and so do three blocks of threads of the splits'
+  // kernel. The first launch of wgmma leaves some multiprocessors to the splits, which read memory while wgmma
+  // multiplies. The second launch of wgmma begins once all splits have begun, and processes the remaining tiles.
   template <class Tile, Exp kExp>
   void run_by_wgmma() {
     constexpr bool kHasTotals = Tile::kOuterFours > 0;
     const int present = multiprocessors(current_device()), all = kHasTotals ? std::min(present, kOuterTotals) : present;
     const int part = std::max(all * 5 / 8, 1);
-    // The number of tiles if one sequence had all queries except one of each other sequence.
+    // The number of tiles if each sequence had one query, except one sequence with all other queries.
     const std::int64_t likely =
         (std::max(p_.q_tokens - p_.num_sequences, std::int64_t{1}) + 127) / 128 * p_.num_q_heads;
     WgmmaMixedCall call;
@@ -106,7 +107,7 @@ class MixedLaunches {
     auto* const totals = reinterpret_cast<float4*>(static_cast<float*>(p_.workspace) + grid_.totals_at);
     if (kHasTotals) call.totals = totals;
     auto* const counters = static_cast<std::uint32_t*>(p_.workspace);
-    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter hands out tiles
+    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter is needed
       call.all_blocks = static_cast<int>(std::min<std::int64_t>(likely, grid_.is_decode ? part : all));
       launch_tiles<Tile, kExp, false>(call, call.all_blocks);
       launch_splits(true, true, nullptr);

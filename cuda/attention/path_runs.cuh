@@ -1,4 +1,4 @@
-// Trees: runs of a path's keys whose tokens follow one another in memory.
+// For trees: the runs of a path's keys whose tokens follow one another in memory.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct PathRun {
   std::int32_t first, last, token;
   __device__ __forceinline__ bool holds(int begin, int end) const { return first <= begin && end <= last; }
 };
-// The run of key j of a segment's path. It is empty if the key has no token.
+// Returns the run that holds key j of a segment's path. The run is empty if the key has no token.
 template <class Params>
 __device__ __forceinline__ PathRun path_run(const Params& p, std::int64_t segment, int j) {
   AttentionPath path(p, segment);

@@ -1,5 +1,5 @@
-// Four lanes hold a row of a matrix unit's sums. They exchange pairs of columns, so that each has eight neighbouring
-// columns.
+// In a matrix unit's sums, four lanes share a row. These lanes exchange pairs of columns, so that each lane gets eight
+// neighbouring columns.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Before: x[k] holds columns 8 k + 2 t and the next, where t = lane % 4, for four tiles k. After: lane t has the eight
-// columns of tile t.
+// Before the call, x[k] holds columns 8 k + 2 t and the next one, where t = lane % 4, for four tiles k of eight
+// columns. After the call, lane t has the eight columns of tile t.
 __device__ __forceinline__ void exchange_in_quad(std::uint32_t (&x)[4]) {
   const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
   std::uint32_t a = odd ? x[0] : x[1], b = odd ? x[2] : x[3];

@@ -1,5 +1,5 @@
-// attention's gradient of sinks, from lse and delta alone. A block sums one query head; each of its threads sums a
-// group of 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
+// attention's gradient of sinks, which needs only lse and delta. A block of threads sums one query head; each of its
+// threads sums a group of 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
 #pragma once
 
 #include "gpu.cuh"

@@ -1,4 +1,4 @@
-// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns with others.
+// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
@@ -12,8 +12,8 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
-// / 4. It holds two neighbouring columns of scores and sums for each j, from 8 j + 2 (lane % 4) on. s[4 j + 2 r + c] is
-// its row r and column c.
+// / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next of scores and sums. s[4 j + 2 r + c] is row r,
+// column c.
 template <class T, class Tile, Exp kExp>
 class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
  protected:
@@ -46,7 +46,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / Tile::kWarpgroups) + thread_ * 16;
   }
 
-  // `shared_work` lies in shared memory, so that no register holds values that only the end of the tile reads.
+  // Computes a tile. `shared_work` lies in shared memory, so values for the end of the tile take no registers.
   __device__ __forceinline__ void run(const WgmmaWork& shared_work) {
     std::conditional_t<kIsLean, const WgmmaWork&, const WgmmaWork> work = shared_work;
     if constexpr (!kIsLean) find_keys(work);
@@ -80,8 +80,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   }
 
  protected:
-  // If sums fill the registers, the range of keys that a row sees is computed again, and shared memory holds m and l of
-  // the total.
+  // If sums fill the registers, shared memory holds m and l of the totals, and find_keys() runs again at each use.
   static constexpr bool kIsLean = Tile::kIsLean;
   __device__ __forceinline__ void find_keys(const WgmmaWork& work) {
 #pragma unroll
@@ -114,20 +113,20 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
 
-  // What happens to a thread's two rows at the end of a tile.
+  // How a thread finishes its two rows at the end of a tile.
   struct RowEnds {
     float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // a factor of 1 changes no sum
     std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all bits or none
   };
 
   static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
-  // Whether a warp rescales its rows r = 0 and r = 1 apart, and passes over those that keep their references. Else all
-  // sums are rescaled beside exponentials. kRescalesLate: beside the next block's scores.
+  // Whether a warp rescales its rows r = 0 and r = 1 separately, and skips them if all keep their references. Else all
+  // sums are rescaled beside exponentials. kRescalesLate: the rescaling runs beside the next block's scores.
   static constexpr bool kRescalesByRow = kIsTight && Tile::kSums > 32;
   static constexpr bool kRescalesLate = kRescalesByRow && Tile::kWarpgroups > 2;
-  // Whether a warpgroup passes over blocks that none of its rows sees.
+  // Whether a warpgroup skips blocks of keys that none of its rows sees.
   static constexpr bool kPasses = Tile::kWarpgroups > 2;
-  // The block before the next keys.
+  // The position of the block before the next block of keys.
   __device__ __forceinline__ RingPosition before_block() const {
     if constexpr (!kIsTight) return before_at_;
     return {at_.stage ^ 1, at_.phase ^ at_.stage ^ 1};
@@ -140,7 +139,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Makes the compiler sum a row's probabilities here. Later the additions would wait for the exponentials one by one.
+  // Makes the compiler sum a row's probabilities here. Later sums would wait for the exponentials one by one.
   __device__ __forceinline__ void pin_groups(int r) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -163,7 +162,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     asm volatile("bar.arrive %0, 256;" ::"r"(next_turn()) : "memory");
   }
 
-  // The keys that any row of this warpgroup sees, and those that every row with a query sees.
+  // own_keys(): the keys that any row of this warpgroup sees. common_keys(): those that every row with a query sees.
   struct KeyRange {
     int first, last;
     __device__ __forceinline__ bool empty() const { return last <= first; }
@@ -183,7 +182,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     const int first = warpgroup_ * 64, last = min(first + 64, work.queries) - 1;
     return {keys_of_row(work, last).first, keys_of_row(work, first).last};
   }
-  // Passes over blocks that only other warpgroups see.
+  // Skips blocks that only other warpgroups see: passes the turn on, and frees the blocks.
   __device__ __forceinline__ void pass(const WgmmaWork& work, int block, int end) {
 #pragma unroll 1
     for (; block < end; block += Tile::kKeys) {
@@ -197,7 +196,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
 
-  // Walks over the blocks of `keys`.
+  // Processes the blocks of `keys`.
   __device__ __forceinline__ void walk(const WgmmaWork& work, const WgmmaWork& shared_work, const KeyRange& keys,
                                        RowEnds* ends) {
     int block = keys.first / Tile::kKeys * Tile::kKeys, split_end = work.split_end;
@@ -227,12 +226,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     late_ = make_float2(1.0f, 1.0f);
     before_at_ = at_;
     at_.advance(Tile::kStages);
-    int keeps = kIsTight;  // whether P V adds to o_
+    int keeps = kIsTight;  // whether P V adds to o_; else it overwrites o_
     block += Tile::kKeys;
     if (block < keys.last) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
 #pragma unroll 1
     for (;;) {
-      if constexpr (kExp == Exp::kHardware) {  // else registers would spill
+      if constexpr (kExp == Exp::kHardware) {  // with the portable exponential, registers would spill
         const KeyRange all = common_keys(work);
         const int plain_end = block >= all.first ? min(split_end, min(all.last, keys.last)) : 0;
 #pragma unroll 1
@@ -259,8 +258,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     release(shared_.values_empty(before.stage));
   }
 
-  // A block's scores and probabilities, beside P V of the previous block. kPlain: every row sees the whole block, and
-  // no split begins. Returns whether the block's P V adds to the sums.
+  // Computes a block's scores and probabilities, while P V of the previous block runs. kPlain: every row sees the whole
+  // block, and no split begins. Returns whether the block's P V adds to the sums; else it overwrites them.
   template <bool kPlain>
   __device__ __forceinline__ int step(const WgmmaWork& work, int block, int last_key, int keeps, int& split_end) {
     const bool begins = !kPlain && block >= split_end;
@@ -268,7 +267,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     multiply(at_.stage);
     const RingPosition before = before_block();
     if constexpr (kRescalesLate) rescale_rows(late_);
-    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);  // beside the scores
+    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);  // while the scores are computed
     accumulate(before.stage, keeps);
     give_turn();
     if (begins) {
@@ -286,12 +285,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     before_at_ = at_;
     at_.advance(Tile::kStages);
     const int values_stage = kIsTight ? at_.stage : values_stage_before;
-    // Whether the next keys have arrived. The result is used later, so the test costs no time.
+    // Whether the next keys have arrived. The result is used later, so nothing waits for the test.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
-    // Computes the first row's exponentials before the wait for P V, and the second row's beside the rescaling.
-    // The second row's scores are scaled before the wait, too.
+    // kAhead: the first row's exponentials are computed before the wait for P V, and the second row's beside the
+    // rescaling. The second row's scores are scaled before the wait, too.
     constexpr bool kAhead = kExp == Exp::kHardware;
-    // If rescaling has branches, the first row's exponentials are faster beside the second row's.
+    // If rescaling has branches, the kernel is faster with the first row's exponentials beside the second row's.
     constexpr bool kFirstAhead = kAhead && !(kPlain && kRescalesByRow && !kRescalesLate);
     raise<kPlain>();
     float2 factors;
@@ -310,7 +309,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
         pin_groups(0);
       }
     }
-    // The branch also keeps ptxas from moving the next wait up.
+    // This branch also keeps ptxas from moving the next wait before the code above.
     if (!is_ready) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     pin_sums();
@@ -319,10 +318,10 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         if (j < Tile::kSharedFours) merge_sums(j);
-        if (kIsLean) __syncwarp();  // keeps ptxas from grouping more loads than the registers hold
+        if (kIsLean) __syncwarp();  // without it ptxas would group more loads than registers can hold
         if (kAhead && j < kKeyTiles) exponentiate<kScalesAhead>(j, 1);
       }
-      if constexpr (kIsTight) pack();  // the registers of scores then hold totals
+      if constexpr (kIsTight) pack();  // the scores' registers then hold totals
       if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
       has_total_ = true;
       if constexpr (kIsTight) {
@@ -335,7 +334,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
         }
       }
     } else {
-      // Tiles with few sums have no branch, since most blocks raise the reference of some row.
+      // Tiles with few sums rescale without a branch, since most blocks raise the reference of some row.
       if (!kAhead || !kIsTight) factors = rescale_chains();
       if constexpr (kRescalesByRow && !kRescalesLate) rescale_rows(factors);
 #pragma unroll
@@ -399,7 +398,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
 
-  // A thread's largest score of a row, by four chains.
+  // Returns a thread's largest score of row r, by four independent chains of comparisons.
   __device__ __forceinline__ float largest(int r) const {
     float chains[4] = {s_[2 * r], s_[2 * r + 1], s_[4 + 2 * r], s_[4 + 2 * r + 1]};
 #pragma unroll
@@ -411,8 +410,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
     return max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
   }
-  // The same if it is above +0, else +0. From +0 on, fp32 numbers have the order of their bits as integers, and the
-  // matrix unit's NaN is above all of them. One instruction compares three integers, but only two fp32 numbers.
+  // Returns the larger of +0 and a thread's largest score of row r. From +0 on, fp32 numbers and the matrix unit's NaN
+  // have the order of their bits. One instruction compares three integers, but only two fp32 numbers.
   __device__ __forceinline__ float largest_from_zero(int r) const {
     int chains[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -422,15 +421,14 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
     return __int_as_float(max(max(max(chains[0], chains[1]), chains[2]), chains[3]));
   }
-  // Updates a row's reference (rule 4) by this block's largest score, `top` in this thread: m_ is the new
-  // reference, before_ the previous one.
+  // Updates a row's reference (rule 4) by the block's largest score, which is `top` in this thread. m_ becomes the new
+  // reference, and before_ the previous one.
   __device__ __forceinline__ void raise(int r, float top) {
     before_[r] = m_[r];
-    // Four lanes share the row. Three exchanges at once take less time than two in turn.
+    // Four lanes share the row. Three independent shuffles take less time than two in turn.
     const float second = AttentionGpu::shuffle_xor(top, 1), third = AttentionGpu::shuffle_xor(top, 2);
     top = max_nan(max_nan(top, second), max_nan(third, AttentionGpu::shuffle_xor(top, 3)));
-    // ceil, exact for magnitudes below the range's end. Larger values stay larger, and the row fails when the split
-    // ends.
+    // ceil, exact for magnitudes below kStatsRange. Larger values stay larger: the row fails when the split ends.
     const float ceiled = sub_rn(__fadd_ru(mul_rn(c_, top), kStatsShift), kStatsShift);
     m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
     if constexpr (kExp == Exp::kHardware) {
@@ -440,7 +438,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       addend_[r] = sub_rn(kStatsShift, m_[r]);
     }
   }
-  // kPlain: scores below zero raise no reference from 0 on, so the warp may take its largest scores from +0 on.
+  // kPlain: if no reference of a warp is below 0, negative scores raise none, and largest_from_zero() suffices.
   template <bool kPlain = false>
   __device__ __forceinline__ void raise() {
     float top[2];
@@ -454,8 +452,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     raise(0, top[0]);
     raise(1, top[1]);
   }
-  // attention_factor(before, m) without a branch. It is 0 if the row has failed, or if no key has contributed (the
-  // sums are then 0).
+  // Returns attention_factor(before, m) without a branch. It is 0 if the row failed or no key contributed (0 sums).
   static __device__ __forceinline__ float factor_of(float before, float m) {
     const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
@@ -481,7 +478,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       o_[i + 1] = mul_rn(o_[i + 1], factor);
     }
   }
-  // Rescales part `part` of the sums, which are cut into kParts.
+  // Rescales part `part` of the sums, of kParts parts.
   template <int kParts>
   __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
     constexpr int kEach = (Tile::kSums + kParts - 1) / kParts;
@@ -517,7 +514,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     for (int i = 0; i < Tile::kScores; ++i) {
       if (i / 2 % 2 == 0) continue;
       s_[i] = fma_rn(s_[i], c_, addend_[1]);
-      asm volatile("" : "+f"(s_[i]));  // else the compiler would move the fma behind the wait
+      asm volatile("" : "+f"(s_[i]));  // without it the compiler would move the fma behind the wait
     }
   }
   __device__ __forceinline__ void pack(int j) {
@@ -549,8 +546,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       l_[r][0] = l_[r][1] = 0.0f;
     }
   }
-  // Merges m and l of the split that ends into the rows' total, beside its last products, and leaves the factors for
-  // merge_sums. An AttentionMerge without a branch: a side that contributed nothing has sums of 0 and the factor 0.
+  // Merges m and l of the split that ends into the rows' totals, while its last products run. merge_sums() uses the
+  // factors. This is AttentionMerge without a branch: a side that contributed nothing has sums of 0 and the factor 0.
   __device__ __forceinline__ void merge_rows() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -564,7 +561,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       set_total(r, m, fma_rn(l_total_[r], of_total_[r], mul_rn(l, of_split_[r])));
     }
   }
-  // Sets rows of V from `first` on, past the sequence, to +0. If others may pass over the block, a warpgroup is alone.
+  // Sets rows of V from `first` on to +0. If warpgroups may skip the block, each warpgroup sets all these rows.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
     constexpr int kChunks = Tile::kValueBoxes * 8, kThreads = kPasses ? 128 : Tile::kRowThreads;
     const int thread = kPasses ? thread_ : warpgroup_ * 128 + thread_;
@@ -578,12 +575,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
   }
 
-  // Padded tiles serve narrower heads, whose columns beyond value_dim are not stored.
+  // Padded tiles serve narrower heads. Columns beyond value_dim are not stored.
   __device__ __forceinline__ std::int64_t value_dim() const {
     return Tile::kIsPadded ? p_.value_dim : Tile::kValueColumns;
   }
-  // Merges the head's sink into m and l of the rows. factor: the factors of their sums. used: 0 where a row has nothing
-  // but the sink. A product equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
+  // Merges the head's sink into m and l of the rows. factor: factors of the rows' sums. used: 0 if only the sink
+  // contributed. A product with `factor` equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
   __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
     const AttentionSink sink = attention_sink<AttentionGpu>(p_, work.head);
 #pragma unroll
@@ -596,7 +593,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   static __device__ __forceinline__ std::uint32_t packed(float a, float b, float inverse) {
     return T::pack(attention_output(a, inverse), attention_output(b, inverse));
   }
-  // Stores lse, beside the last products. The four lanes of a quad share two rows, so each computes one of them.
+  // Stores lse while the last products run. A quad's four lanes share two rows; each lane computes one row's lse.
   __device__ __forceinline__ void end_rows(const WgmmaWork& work, RowEnds* ends) {
     if constexpr (kIsLean) find_keys(work);
 #pragma unroll
@@ -633,13 +630,13 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     const std::int64_t stride = p_.num_q_heads * value_dim();
     auto* to = reinterpret_cast<uint4*>(static_cast<typename T::Storage*>(p_.out) + work.out + first_row_ * stride +
                                         thread_ % 4 * 8);
-    const auto to_next = static_cast<std::uint32_t>(stride);  // eight rows behind
+    const auto to_next = static_cast<std::uint32_t>(stride);  // to the row eight rows below
     if constexpr (!kIsTight) fetch_totals(Tile::kSharedFours);
 #pragma unroll
     for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
       float4 before[kAtOnce];
       const bool is_outer = first >= Tile::kSharedFours;
-      if (is_outer) {  // the next totals are loaded while the current totals are stored
+      if (is_outer) {  // the next totals are loaded while the current ones are stored
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) before[j] = fetched_[j];
         fetch_totals(first + kAtOnce);
@@ -690,7 +687,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
   float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
-  float2 late_;  // factors of the sums, if the sums are rescaled late
+  float2 late_;  // kRescalesLate: factors by which the sums are yet to be multiplied
   float m_total_[2], l_total_[2];
   float s_[Tile::kScores];
   std::uint32_t weights_[Tile::kKeys / 16][4];

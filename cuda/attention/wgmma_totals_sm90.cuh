@@ -1,4 +1,4 @@
-// A thread's sums in attention's wgmma kernel, and their totals over splits.
+// The sums of a thread in attention's wgmma kernel, and the totals of these sums over splits.
 #pragma once
 
 #include "gpu.cuh"
@@ -7,20 +7,21 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The totals lie in shared memory, or in L2 where they do not fit.
+// Shared memory holds the totals. Totals that do not fit lie in L2.
 template <class Tile, Exp kExp>
 class WgmmaTotals {
  protected:
   __device__ __forceinline__ explicit WgmmaTotals(const WgmmaCall* call) : call_(call) {}
 
-  // With few registers to spare, sums begin as +0 in place of a product that ignores them, so that their registers are
-  // free between two splits. The first row's probabilities are summed before the second row's.
+  // kIsTight: the kernel has few registers to spare. Then the sums of a split begin as +0, so that their registers are
+  // free between two splits; else the first product of a split overwrites the sums. The first row's probabilities are
+  // summed before the second row's.
   static constexpr bool kIsTight = Tile::kIsLean && kExp == Exp::kHardware;
   __device__ __forceinline__ void zero_sums() {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) o_[i] = 0.0f;
   }
-  // The total of sums 4 j ... 4 j + 3, which is +0 before the first merge.
+  // Returns the totals of sums 4 j ... 4 j + 3, or +0 before the first merge.
   __device__ __forceinline__ float4 total(int j) const {
     float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     asm volatile(
@@ -33,7 +34,7 @@ class WgmmaTotals {
         : "r"(total_ + j * 128 * 16), "r"(static_cast<int>(has_total_)));
     return x;
   }
-  // Totals that do not fit into shared memory. The address is computed again at each use.
+  // The address of the totals in L2. It is computed again at each use, so that it takes no registers in between.
   __device__ __forceinline__ float4* outer_totals() const {
     return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * Tile::kRowThreads) +
            (AttentionGpu::thread() - 128);
@@ -64,13 +65,13 @@ class WgmmaTotals {
                  "f"(x.w)
                  : "memory");
   }
-  // Several loads are in flight at a time. One after the other, each would wait for L2.
+  // Loads kCount totals at once. If loads were issued one after the other, each would wait for L2.
   template <int kCount>
   __device__ __forceinline__ void load_outer_totals(const float4* totals, int first, float4 (&x)[kCount]) const {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = outer_total(totals, first + j);
   }
-  // Requests totals that `store` needs next, if they lie in L2.
+  // Starts the loads of the totals that `store` needs next, if these totals lie in L2.
   __device__ __forceinline__ void fetch_totals(int first) {
     if (first >= Tile::kSharedFours && first < Tile::kSums / 4) load_outer_totals(outer_totals(), first, fetched_);
   }
@@ -88,12 +89,12 @@ class WgmmaTotals {
   __device__ __forceinline__ void merge_outer_sums() {
     float4* const totals = outer_totals();
     if constexpr (kIsTight) {
-      // The first part's registers then hold more totals.
+      // After the first part, the registers of its sums are free, so the second part can load more totals at once.
       constexpr int kFirst = Tile::kOuterFours < 8 ? Tile::kOuterFours : 8, kSecond = Tile::kOuterFours - kFirst;
       merge_outer_sums<kFirst>(totals, Tile::kSharedFours);
       if constexpr (kSecond > 0) merge_outer_sums<kSecond>(totals, Tile::kSharedFours + kFirst);
     } else {
-      constexpr int kAtOnce = 2;  // more would spill
+      constexpr int kAtOnce = 2;  // more loads at once would spill
 #pragma unroll
       for (int j = Tile::kSharedFours; j < Tile::kSums / 4; j += kAtOnce) merge_outer_sums<kAtOnce>(totals, j);
     }

@@ -1,5 +1,5 @@
-// The work of attention's wgmma kernel: the tiles of a call, the queries and keys of each, and the warps that hand
-// them out and load them.
+// The tiles of a call of attention's wgmma kernel: the queries and keys of each tile, and the warps that distribute and
+// load the tiles.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -12,27 +12,28 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kColumns: columns of q and k. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer columns.
-// kWarpgroups: warpgroups of 64 queries each.
+// kColumns: columns of q and k in a tile. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer
+// columns than the tile. kWarpgroups: number of warpgroups; each computes 64 queries.
 template <int kColumns_, int kValueColumns_ = kColumns_, bool kIsPadded_ = (kColumns_ > 128), int kWarpgroups_ = 2>
 struct WgmmaTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_, kWarpgroups = kWarpgroups_;
   static constexpr bool kIsPadded = kIsPadded_;
   static constexpr int kQueries = 64 * kWarpgroups, kKeys = attention_block(kColumns), kStages = 2;
   static constexpr int kRowThreads = 128 * kWarpgroups, kThreads = kRowThreads + 128;
-  static constexpr int kBoxes = (kColumns + 63) / 64, kValueBoxes = (kValueColumns + 63) / 64;  // 64 columns each
+  static constexpr int kBoxes = (kColumns + 63) / 64, kValueBoxes = (kValueColumns + 63) / 64;  // boxes of 64 columns
   static constexpr int kQueryBoxBytes = kQueries * 128, kBoxBytes = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kValueBytes = kValueBoxes * kBoxBytes;
   static constexpr int kScores = kKeys / 2, kSums = kValueColumns / 2;  // per thread
-  // Numbers of groups of four sums of a thread: the first groups have their totals in shared memory, the others in L2.
+  // Numbers of groups of four sums per thread: shared memory holds the totals of the first kSharedFours groups, and L2
+  // holds the totals of the others.
   static constexpr int kSharedFours = kSums > 64 ? 8 : kWarpgroups > 2 && kColumns > 64 ? 12 : kSums / 4;
   static constexpr int kOuterFours = kSums / 4 - kSharedFours;
   static constexpr int kTotalBytes = kRowThreads * 16 * kSharedFours;
   static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kValueBytes, kBarriersAt = kTotalAt + kTotalBytes;
   static constexpr int kWorkBytes = 80;
-  // If a thread has few registers beside its sums and scores, shared memory holds m and l of its rows' totals.
+  // If sums and scores leave a thread few other registers, shared memory holds m and l of the totals of its rows.
   static constexpr bool kIsLean = kOuterFours > 0 || kWarpgroups > 2;
   static constexpr int kRowBytes = kIsLean ? kQueries * 8 : 0;
   static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * kWorkBytes + kRowBytes + 1024;  // 1024 bytes align the start
@@ -40,31 +41,32 @@ struct WgmmaTile {
 };
 
 struct PageBoxes {
-  std::int32_t box, shift;  // keys of a box, and log2 of the page size; box 0: there are no pages
+  std::int32_t box, shift;  // box: keys of a box, or 0 if there are no pages; shift: log2 of the page size
 };
 
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;  // blocks of queries per sequence; if packed, slots for the blocks of all sequences
-  std::int32_t heads;   // heads, times sequences if not packed
+  std::int32_t blocks;  // blocks of queries per sequence; for packed q, slots for the blocks of all sequences
+  std::int32_t heads;   // number of heads; if q is not packed, times the number of sequences
   PageBoxes pages;
-  std::int32_t section, in_section;  // heads whose keys and values stay in L2 together; number of tiles of these heads
-  // Number of tiles taken after the first tile of each thread block; null: each thread block has one tile.
+  std::int32_t section, in_section;  // number of heads whose keys and values together fit in L2; number of tiles of
+                                     // these heads
+  // Counts the tiles that thread blocks have taken after their first tiles. Null: each thread block has one tile.
   std::uint32_t* counter;
   float4* totals;  // [blocks of threads, kOuterFours, kRowThreads], for tiles with totals in L2
 };
 
-// Trees also have maps of parts: boxes of eight keys.
+// Calls of trees also have tensor maps with boxes of eight keys ("parts").
 struct WgmmaTreeCall : WgmmaCall {
   CUtensorMap k_parts, v_parts;
 };
-// Mixed batches: one launch takes all tiles, or two share a counter of tiles.
+// Calls of mixed batches: one launch takes all tiles, or two launches share a counter of tiles.
 struct WgmmaMixedCall : WgmmaCall {
   static constexpr std::uint32_t kStoringWarps = 10;  // warps of a block of threads that store results
-  // Thread blocks of an earlier launch; thread blocks of all launches.
+  // first_block: number of thread blocks of an earlier launch. all_blocks: thread blocks of all launches.
   std::int32_t first_block, all_blocks;
-  // Number of warps of the first launch that have stored their results; null: there is no second launch.
+  // Counts the warps of the first launch that have stored their results. Null: there is no second launch.
   std::uint32_t* done;
   bool waits;  // whether this launch is the last one before the merge, which waits only for this launch
 };
@@ -72,12 +74,13 @@ template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
                                        std::conditional_t<kMayMix<Params>, WgmmaMixedCall, WgmmaCall>>;
 
-// A tile: 128 or 192 places of q of one sequence and head, and the keys that any of its queries sees. The loading warp
-// computes it for all warps.
+// A tile: 128 or 192 rows of q of one sequence and head ("places", with or without a query in use), and the keys that
+// any of the tile's queries sees. The first loading warp computes this struct for all warps.
 struct alignas(16) WgmmaWork {
   std::int32_t sequence, head;
-  std::int32_t token, places, queries;  // token of the first place; number of places and of queries from this place on
-  std::int32_t position;                // number of the key at the first query's place
+  std::int32_t token, places, queries;  // token of the first place; numbers of places and of queries from there to the
+                                        // sequence's end
+  std::int32_t position;                // the number, among the sequence's keys, of the first place's own token
   std::int32_t k_token, num_keys;       // the sequence's first token of k; number of the sequence's keys
   std::int32_t first_key, last_key;     // the range of keys that any query of the tile sees
   std::int32_t all_first, all_last;     // the range of keys that every query sees
@@ -85,14 +88,14 @@ struct alignas(16) WgmmaWork {
   std::int64_t out, lse;                // indices of the first place in the arrays out and lse
 };
 
-// Packed sequences: sequence s begins at slot floor(begin / kQueries) + s, so no sum over earlier sequences is needed.
-// Some slots have no queries.
+// The first slot of a packed sequence: sequence s begins at slot floor(begin / kQueries) + s, so no sum over earlier
+// sequences is needed. Some slots have no queries.
 template <int kQueries>
 __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / kQueries + sequence;
 }
 
-// Completes a tile of `places` places of a sequence from place `query` on.
+// Completes *of for the tile that begins at place `query` of a sequence with `places` places.
 template <int kQueries, class Params>
 __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, std::int64_t places, WgmmaWork* of) {
   WgmmaWork& work = *of;
@@ -146,14 +149,15 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   return work;
 }
 
-// Numbers the blocks of 128 queries in the sequences of a mixed batch that have many queries. Block 0 is the last block
-// of the last sequence. A warp searches 32 sequences at a time; calls must ask for ascending numbers.
+// Numbers the blocks of 128 queries of those sequences of a mixed batch that have many queries. Block 0 is the last
+// block of the last sequence. A warp searches 32 sequences at a time, so calls of find() must ask for ascending
+// numbers.
 class LongSequences {
  public:
   __device__ __forceinline__ explicit LongSequences(const MixedParams& p)
       : end_(static_cast<std::int32_t>(p.num_sequences) + 32) {}
 
-  // Returns whether block `number` exists, and sets *work to its tile of a head.
+  // Returns whether block `number` exists. If it exists, sets *work to the tile of this block and `head`.
   __device__ __forceinline__ bool find(const MixedParams& p, std::int32_t number, std::int32_t head, WgmmaWork* work) {
     const int lane = threadIdx.x % 32;
     for (;;) {
@@ -196,7 +200,7 @@ struct NoSequences {
   __device__ __forceinline__ explicit NoSequences(const Params&) {}
 };
 
-// Shared memory and barriers of a block.
+// Shared memory and barriers of a block of threads.
 template <class Tile>
 struct WgmmaShared {
   std::uint32_t base;
@@ -229,7 +233,8 @@ struct WgmmaShared {
       mbarrier_init(values_full(i), 1);
       mbarrier_init(values_empty(i), Tile::kWarpgroups);
       mbarrier_init(tile_full(i), 1);
-      mbarrier_init(tile_empty(i), Tile::kRowThreads + 1);  // warpgroups, and a lane of the warp that loads V
+      mbarrier_init(tile_empty(i), Tile::kRowThreads + 1);  // all threads of the warpgroups, and a lane of the warp
+                                                            // that loads V
     }
     mbarrier_init_fence();
   }
@@ -245,8 +250,9 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap* m
   }
 }
 
-// Pages: a lane has one box of a block of keys.
-constexpr std::int32_t kNoBox = -2, kLostPage = -1;  // past the last key; of a page that does not exist
+// With pages, each lane of a loading warp loads one box of a block of keys. page_of_lane() returns the page of this
+// box, or one of these values:
+constexpr std::int32_t kNoBox = -2, kLostPage = -1;  // the box lies past the last key; its page does not exist
 template <class Tile>
 __device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, const std::int32_t* table,
                                                      const PageBoxes& pages, int num_keys, int block) {
@@ -255,8 +261,8 @@ __device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, c
   const std::int32_t page = table[key >> pages.shift];
   return page >= 0 && page < p.num_pages ? page : kLostPage;
 }
-// Loads a block of K or V from the lanes' pages. Keys of a page that does not exist are NaN, and their values +0. Rows
-// past the last key are not written. A whole warp calls this function.
+// Loads a block of K or V; each lane passes the page of its box. Keys of a page that does not exist become NaN, and
+// their values +0. Rows past the last key are not written. All lanes of a warp call this function.
 template <class T, class Tile, bool kIsKey>
 __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* map, const PageBoxes& pages,
                                            std::int32_t page, int kv_head, int block, std::uint32_t barrier) {
@@ -285,10 +291,10 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
   __syncwarp();
 }
 
-// A block of keys that lie in several runs has parts of eight keys. Lane i < 16 has the first token of part i, if the
-// part lies in one run.
+// If the keys of a block lie in several runs, the block is loaded in parts of eight keys. part_of_lane() returns to
+// lane i < 16 the first token of part i if the part lies in one run, else one of two negative values.
 constexpr int kPartKeys = 8;
-// kNoPart: past the last key; kMixedPart: several runs, or a key without a token.
+// kNoPart: the part lies past the last key. kMixedPart: the part lies in several runs, or has a key without a token.
 constexpr std::int32_t kNoPart = -2, kMixedPart = -1;
 template <class Tile, class Params>
 __device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const WgmmaWork& work, int block) {
@@ -297,8 +303,8 @@ __device__ __forceinline__ std::int32_t part_of_lane(const Params& p, const Wgmm
   const PathRun run = path_run(p, work.sequence, key);
   return run.holds(key, min(key + kPartKeys, work.num_keys)) ? run.token + key - run.first : kMixedPart;
 }
-// Loads a block of K or V from the lanes' parts. A key without a token is NaN, and its value +0. Rows past the last key
-// may hold anything. A whole warp calls this function.
+// Loads a block of K or V; each lane passes the first token of its part. A key without a token becomes NaN, and its
+// value +0. Rows past the last key may hold anything. All lanes of a warp call this function.
 template <class T, class Tile, bool kIsKey, class Params>
 __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, const CUtensorMap* map, std::int32_t part,
                                            const WgmmaWork& work, int kv_head, int block, std::uint32_t barrier) {
@@ -338,8 +344,8 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
   __syncwarp();
 }
 
-// Fetches a tile's blocks of K, and the queries beside the first block; or the tile's blocks of V. A whole warp calls
-// this function.
+// kIsKey: loads a tile's blocks of K, and the tile's queries after the first block. Else loads the tile's blocks of V.
+// All lanes of a warp call this function.
 template <class T, class Tile, bool kIsKey, class Params>
 __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork& work, RingPosition& at,
@@ -358,7 +364,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
   for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
     const std::int32_t page = next_page;
     std::int32_t token = 0, part = kNoPart;
-    bool whole = true;  // whether the block's tokens follow one another
+    bool whole = true;  // whether the tokens of the block's keys follow one another in memory
     if constexpr (kBranches) {
       const int end = min(block + Tile::kKeys, work.num_keys);
       if (!run.holds(block, end)) run = path_run(p, work.sequence, block);
@@ -392,7 +398,8 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
   }
 }
 
-// Requests offsets of packed sequences at once. The search for a tile's sequence would wait for each in turn.
+// Prefetches offsets of packed sequences, all at once. Without the prefetch, the search for a tile's sequence would
+// wait for one offset after another.
 template <class Params>
 __device__ __forceinline__ void prefetch_offsets(const Params& p) {
   const std::int64_t at = threadIdx.x % 32 * p.num_sequences / 31;
@@ -401,7 +408,7 @@ __device__ __forceinline__ void prefetch_offsets(const Params& p) {
   }
 }
 
-// The first loading warp: hands out tiles, and fetches each one's queries and keys.
+// The first loading warp: takes tiles, announces each tile to the other warps, and loads its queries and keys.
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Params>& call,
                                            const WgmmaShared<Tile>& shared, WgmmaWork* slots) {
@@ -424,7 +431,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     } else {
       if (more) found = work_of<Tile::kQueries>(p, call, tile);
     }
-    std::uint32_t taken = 0;  // claimed early, so that the code below hides the latency
+    std::uint32_t taken = 0;  // the atomic is issued early, so that the code below hides its latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
     const int stage = kKeepsWork ? 0 : slot.stage;
     if (!more || found.places > 0) {
@@ -438,7 +445,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     if (!more) return;
     if constexpr (!kKeepsWork) __syncwarp();
     if (found.last_key > found.first_key) {
-      // Trees and wide tiles read the work from shared memory: their registers hold paths and sums.
+      // Kernels for trees and for wide tiles read the work from shared memory, since they have no registers to spare.
       load_blocks<T, Tile, true>(p, call, shared, kKeepsWork ? found : slots[stage], at, queries_phase);
       queries_phase ^= 1;
     }
@@ -451,8 +458,8 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
   }
 }
 
-// The second loading warp: fetches the values of each tile. Each page needs a separate box, and one warp would issue
-// the boxes of both K and V too slowly.
+// The second loading warp: loads the values of each tile. Each page needs a separate box, and one warp would be too
+// slow for the boxes of both K and V.
 template <class T, class Tile, class Params>
 __device__ __forceinline__ void load_values(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork* slots) {
@@ -468,7 +475,8 @@ __device__ __forceinline__ void load_values(const Params& p, const WgmmaCallOf<P
   }
 }
 
-// Clears tokens of packed q that belong to no sequence, where offsets begin late or end early.
+// Clears out and lse of the tokens of packed q that belong to no sequence: those before the first offset and after the
+// last.
 template <class T, class Tile>
 __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   const std::int64_t first = clamp_to(p.cu_seqlens_q[0], 0, p.q_tokens);
@@ -486,15 +494,15 @@ __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
   }
 }
 
-// Mixed batches: a warp of the first of two launches signals that it has stored its results.
+// For mixed batches with two launches of tiles: a warp of the first launch signals that it has stored its results.
 __device__ __forceinline__ void say_done(const WgmmaMixedCall& call) {
   if (call.done == nullptr || call.first_block > 0) return;
   __threadfence();
   __syncwarp();
   if (threadIdx.x % 32 == 0) end_turn(call.done);
 }
-// The last launch of tiles ends after the splits before it, and after the first launch. Both launches share the tiles,
-// so the second wait is short.
+// Makes the last launch of tiles end after the kernel of splits before it, and after the first launch of tiles. Both
+// launches of tiles take tiles from one counter, so they end at about the same time and the second wait is short.
 __device__ __forceinline__ void wait_for_launches(const WgmmaMixedCall& call) {
   wait_for_previous_kernel();
   if (call.done != nullptr) wait_for_turn(call.done, call.first_block * WgmmaMixedCall::kStoringWarps);

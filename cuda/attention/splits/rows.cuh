@@ -1,7 +1,8 @@
-// attention, forward, for few queries a sequence. A block of threads computes 16 rows of one canonical split of their
-// keys. A row is a query in one of the heads that share a key head. Each warp scores 32 keys. It then sums its share of
-// V's columns over all keys, since a chain over keys cannot be divided. The headers mma.cuh (SM80 and later) and
-// pairs_sm90.cuh load K and V.
+// attention, forward, for sequences with few queries. A block of threads computes 16 rows for one canonical split of
+// the keys. A row is a query in one of the heads that share a key head. Each warp computes the scores of 32 keys. Then
+// it sums its share of V's columns over all keys of the split, since the contract's order of additions over keys does
+// not allow several partial sums. The headers mma.cuh (SM80 and later), pairs_sm90.cuh and clusters_sm90.cuh load K and
+// V.
 #pragma once
 
 #include "../forward_mma.cuh"
@@ -10,27 +11,28 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kWarps warps compute kBlocks blocks of keys together, and four warps score each block. With blocks of 64 keys two of
-// the four are idle.
+// kWarps warps process kBlocks blocks of keys together, and four warps compute the scores of each block. With blocks of
+// 64 keys, two of these four warps compute no scores.
 template <int kColumns_, int kBlocks_>
 struct SplitShape {
   static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16,
-                       kShare = kColumns / kWarps / 8;  // steps of a score; tiles of 8 columns in a warp's sums
+                       kShare = kColumns / kWarps / 8;  // steps of 16 columns of a score; tiles of 8 columns in a
+                                                        // warp's sums
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
-  static constexpr bool kPartial = false;     // results are stored in the layout of partials
-  static constexpr bool kMixed = false;       // sequences with few queries of a mixed batch
-  static constexpr bool kShares = false;      // the splits that a group shares are computed elsewhere
-  static constexpr bool kAllowsNext = false;  // whether the next call's blocks may begin beside this call's blocks
-  // Bytes of probabilities, maxima, sums and factors.
+  static constexpr bool kPartial = false;     // whether results are stored in the layout of partials
+  static constexpr bool kMixed = false;       // whether the kernel serves a mixed batch
+  static constexpr bool kShares = false;      // whether another kernel computes the splits that a group shares
+  static constexpr bool kAllowsNext = false;  // whether the next kernel may begin early in calls without a merge, too
+  // Bytes of shared memory for probabilities, maxima, sums and factors.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Divides numbers below 2^31 by a multiplication. A block of threads needs ten divisions, one after another, before it
-// loads its first keys. Each integer division would take some twenty dependent instructions.
+// Divides numbers below 2^31 by means of a multiplication. A block of threads needs ten divisions, one after another,
+// before it loads its first keys. An ordinary integer division takes about twenty dependent instructions.
 struct Divisor {
   std::uint32_t value = 0, factor = 0, shift = 0;
 
@@ -45,28 +47,30 @@ struct Divisor {
   friend RLK_HD std::uint32_t operator%(std::uint32_t n, const Divisor& d) { return n - n / d * d.value; }
 };
 
-// Partial results of row (token, head) in split s: m and l at [row][s][2], O at [row][s][value_dim].
+// A launch of splits. Results of row (token, head) in split s: m and l lie at rows[row][s][2], and O at
+// sums[row][s][value_dim].
 struct SplitCall {
-  std::uint32_t tiles, splits;    // the fields of SplitGrid; in a mixed batch `tiles` is MixedGrid::slots
-  std::uint32_t stride;           // likewise
+  std::uint32_t tiles, splits;    // as in SplitGrid; in a mixed batch `tiles` is MixedGrid::slots
+  std::uint32_t stride;           // as in SplitGrid
   std::uint32_t kv_heads, group;  // `group`: query heads per key head
-  bool merges;                    // the same field of SplitGrid
+  bool merges;                    // as in SplitGrid
   float* rows;
   float* sums;
-  std::uint32_t of_split = 0;  // blocks per split where the last splits come first, else 0
+  std::uint32_t of_split = 0;  // blocks per split if the last splits come first, else 0
   Divisor by_tiles{tiles}, by_splits{splits}, by_stride{stride}, by_heads{kv_heads}, by_group{group};
   Divisor by_blocks{of_split}, by_slot{group + static_cast<std::uint32_t>(SplitGrid::kRows)};
 };
 
-// Packed queries: rows of sequence s begin at slot floor(first row / kRows) + s, so no sum over earlier sequences is
+// Returns the first slot of a packed sequence s: floor(first row / kRows) + s. So no sum over earlier sequences is
 // needed.
 __device__ __forceinline__ unsigned first_row_slot(const AttentionInput& p, unsigned group, unsigned sequence) {
   const int row = min(max(p.cu_seqlens_q[sequence], 0), static_cast<int>(p.q_tokens));
   return row * group / SplitGrid::kRows + sequence;
 }
 
-// Number of splits that a group reads once for all its rows (groups.cuh). The keys of these splits lie in the shared
-// pages and belong to every sequence of the group. `span` is any sequence of it. A whole warp calls this function.
+// Returns the number of splits that a group reads once for all its rows (groups.cuh). The keys of these splits lie in
+// the shared pages, and every sequence of the group has these keys. `span`: any sequence of the group. All lanes of a
+// warp call this function.
 __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, const AttentionSpan& span) {
   if (p.group_offsets == nullptr || span.prefix == 0) return 0;
   const std::int64_t first = clamp_to(p.group_offsets[span.group], 0, p.num_sequences);
@@ -80,8 +84,8 @@ __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, cons
   return static_cast<unsigned>(attention_splits(keys + std::int64_t{1}) - 1);
 }
 
-// The rows of a block of threads. Tile: a SplitShape with the offsets of results in shared memory (k...At) and
-// chunk(operand, row, chunk).
+// The rows of a block of threads. Tile: a SplitShape that also has the offsets of results in shared memory (k...At) and
+// the function chunk(operand, row, chunk).
 template <class T, class Tile>
 class SplitRows {
  public:
@@ -103,19 +107,20 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
-  // The sequence of a tile, if every sequence has one query.
+  // Returns the sequence that a tile would have if every sequence had one query.
   __device__ __forceinline__ unsigned guess_of(unsigned at) const {
     unsigned guess = at;
     if (!Tile::kMixed) guess = p_.cu_seqlens_q != nullptr ? at - at * call_.group / call_.by_slot : at / call_.by_tiles;
     return min(guess, static_cast<unsigned>(p_.num_sequences) - 1);
   }
-  // A row's query, counted within its sequence, and the row's head.
+  // query_of(): the number of a row's query in its sequence. head_of(): the row's query head.
   __device__ __forceinline__ unsigned query_of(unsigned row) const { return row / call_.by_group; }
   __device__ __forceinline__ unsigned head_of(unsigned row) const {
     return kv_head_ * call_.group + row % call_.by_group;
   }
-  // Prefetches lists, pages and queries into L2, which a block would otherwise read one after the other. It assumes one
-  // query for each sequence. `at` is the tile's number in SplitGrid or, in a mixed batch, the sequence.
+  // Prefetches lists, page numbers and queries into L2, all at once; without the prefetch, a block would wait for one
+  // after another. The guess of addresses assumes one query for each sequence. `at`: the tile's number in SplitGrid or,
+  // in a mixed batch, the sequence.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
     const std::int64_t sequence = guess_of(at);
@@ -154,14 +159,15 @@ class SplitRows {
     kv_head_ = static_cast<int>(of_heads % call_.by_heads);
     first_slot_ = at == 0;
     const unsigned guess = guess_of(at);
-    // The merge begins after this call and reads lists at once, which the previous kernel may still be writing.
+    // The order of the two calls matters: after allow_next_kernel() the merge may begin, and it reads lists that the
+    // previous kernel may still be writing.
     if (!Tile::kShares) wait_for_previous_kernel();
     if (Tile::kAllowsNext || call_.merges) allow_next_kernel();
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
     if (p_.cu_seqlens_q != nullptr) {
-      // Finds the last sequence that begins at or before the tile. With one query for each sequence, this is the
-      // guessed sequence or the sequence before. Then no load waits for another load.
+      // Finds the last sequence that begins at or before the tile. With one query for each sequence, it is the guessed
+      // sequence or the sequence before that. In this case no load waits for another load.
       const auto sequences = static_cast<unsigned>(p_.num_sequences);
       unsigned low = 0, high = sequences, slot = 0;
       if (sequences > 1) {
@@ -194,8 +200,8 @@ class SplitRows {
     }
     return true;
   }
-  // Whether the tile has rows, and keys that they see. Offsets are set only in this case, since rows outside every
-  // sequence have none.
+  // Finds the tile's rows and the split's keys that these rows see. Returns whether there are any. Only then are the
+  // ranges of rows and keys valid.
   __device__ __forceinline__ bool find(const AttentionSpan& span, std::int64_t first_row) {
     first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * call_.group;
@@ -227,7 +233,7 @@ class SplitRows {
     first_place_ = q.first;
     return q.last - q.first <= p_.few;
   }
-  // Takes the tile whose rows begin at `first`. Returns whether it has rows, and keys that they see.
+  // Selects the tile whose rows begin at `first`. Returns whether the tile has rows that see a key of the split.
   __device__ __forceinline__ bool find_rows(const AttentionSpan& span, unsigned first) {
     const auto rows = static_cast<unsigned>(span.num_queries) * call_.group;
     first_row_ = first;
@@ -236,7 +242,7 @@ class SplitRows {
     if (first_row_ < last_row_ && !find_keys(span)) last_row_ = first_row_;
     return first_row_ < last_row_;
   }
-  // Finds the split's keys that the rows see. Returns whether there are any.
+  // Finds the keys of the split that any of the rows sees. Returns whether there are any.
   __device__ __forceinline__ bool find_keys(const AttentionSpan& span) {
     AttentionRange keys = span.keys_of(AttentionRange{query_of(first_row_), query_of(last_row_ - 1) + 1});
     if constexpr (Tile::kPartial) keys = span.here(keys);
@@ -276,14 +282,14 @@ class SplitRows {
     common_[1] = static_cast<int>(span.keys_of(query_of(first_row_)).last);
   }
 
-  // Whether a lane has a second row in use. With one query per sequence and at most eight query heads per key head, no
-  // lane has one. Results of rows that are not in use are never stored.
+  // Whether row r of a lane may be in use. With one query per sequence and at most eight query heads per key head, no
+  // lane has a second row in use. Results of rows that are not in use are never stored.
   __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
     if (Tile::kPartial && key >= span.last_key) return false;
     return key / Tile::kKeys * Tile::kKeys < last_key_ && key < span.num_keys;
   }
-  // The entry of a key in the block table. The key has an entry, and the table exists.
+  // Returns a key's entry in the block table. The caller ensures that the table and the entry exist.
   __device__ __forceinline__ int page_of_key(const AttentionSpan& span, int key) const {
     const int number = number_in_table(span, key);
     const std::int64_t page = page_shift_ >= 0 ? number >> page_shift_ : number / p_.page_size;
@@ -299,7 +305,7 @@ class SplitRows {
   }
   __device__ __forceinline__ bool is_page(int page) const { return page >= 0 && page < p_.num_pages; }
 
-  // Starts the copies of the queries to kRows * kRowBytes bytes at `to`.
+  // Starts asynchronous copies of the queries to the kRows * kRowBytes bytes at `to`.
   template <int kThreads>
   __device__ __forceinline__ void load_queries(const AttentionSpan& span, std::uint32_t to) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
@@ -365,7 +371,8 @@ class SplitRows {
       }
     }
   }
-  // The largest score over this warp's keys, reduced over the four lanes of a row. r selects one of a lane's rows.
+  // Returns the largest score of a row over this warp's keys. The four lanes of the row exchange their results. r:
+  // which of the lane's two rows.
   __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
     float most = s[0][2 * r];
 #pragma unroll
@@ -381,7 +388,8 @@ class SplitRows {
       if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
     }
   }
-  // Updates the references by block `which` of the current blocks. Every warp updates all rows.
+  // Updates the references with the scores of block `which` of the current blocks. Every warp updates the references of
+  // all rows.
   template <bool kClamps>
   __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
 #pragma unroll
@@ -396,15 +404,16 @@ class SplitRows {
       if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
     }
   }
-  // Addresses of a group of 32 keys: its sums of a lane's row r, and its probabilities of a step of 16 keys.
+  // Offsets in shared memory for a group of 32 keys. sums_of(): the sums of a lane's row r. weights_of(): the
+  // probabilities of a step of 16 keys.
   __device__ __forceinline__ int sums_of(int group, int r) const {
     return Tile::kSumsAt + ((group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2) * 4;
   }
   __device__ __forceinline__ int weights_of(int group, int step) const {
     return Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16;
   }
-  // put_sums(r, float2) stores chains 2 * (lane % 4) and the next. put_weights(step, uint4) stores the probabilities of
-  // a step.
+  // Turns scores into probabilities. put_sums(r, float2) stores the sums of chains 2 * (lane % 4) and the next one.
+  // put_weights(step, uint4) stores the probabilities of a step.
   template <Exp kExp, class PutSums, class PutWeights>
   __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4],
                                                 PutSums&& put_sums, PutWeights&& put_weights) const {
@@ -437,21 +446,21 @@ class SplitRows {
         reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
         [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
   }
-  // Each of 128 threads computes chain thread % 8 of row thread / 8.
+  // Adds the sums of block `which` to the chains of l. Each of 128 threads has chain thread % 8 of row thread / 8.
   __device__ __forceinline__ void add_probabilities(int which, int thread) {
     const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
     if constexpr (Tile::kGroups == 4) sum = add_rn(sum, add_rn(sums[256], sums[384]));
     chain_ = add_rn(mul_rn(chain_, factors()[which * 16 + thread / 8]), sum);
   }
-  // l of a row, from the chains in its eight threads.
+  // Returns l of a row: the sum of the chains in its eight threads.
   __device__ __forceinline__ float sum_of_chains() const {
     float l = chain_;
     l = add_rn(l, AttentionGpu::shuffle_xor(l, 1));
     l = add_rn(l, AttentionGpu::shuffle_xor(l, 2));
     return add_rn(l, AttentionGpu::shuffle_xor(l, 4));
   }
-  // Multiplies the sums of values by the factors of a block of keys.
+  // Multiplies the sums over V by the factors of a block of keys.
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
     for (int tile = 0; tile < Tile::kShare; ++tile) {
@@ -459,7 +468,8 @@ class SplitRows {
       for (int i = 0; i < 4; ++i) sums_[tile][i] = mul_rn(sums_[tile][i], factor[i / 2]);
     }
   }
-  // Adds part `which` of the blocks of V, at `values`, weighted by its probabilities. A block has kParts parts.
+  // Adds part `which` of the blocks of V, weighted by its probabilities, to the sums. The part lies at `values`. A
+  // block has kParts parts.
   template <int kParts = 1>
   __device__ __forceinline__ void accumulate(int which, std::uint32_t values) {
     constexpr int kSteps = Tile::kKeys / 16 / kParts, kPairs = (Tile::kShare + 1) / 2;
@@ -499,7 +509,7 @@ class SplitRows {
     }
     return (token * p_.num_q_heads + head_of(row)) * call_.splits + split_;
   }
-  // The index of a row's results, in rows.
+  // The index of a row's results, in units of rows.
   __device__ __forceinline__ std::int64_t partial_index(unsigned row) const {
     const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
     return cells + (first_place_ + query_of(row)) * p_.num_q_heads + head_of(row);
@@ -535,8 +545,8 @@ class SplitRows {
       }
     }
   }
-  // Without a merge, all threads clear the outputs of places that no row of this block uses, also those before the
-  // first sequence if offsets do not begin at 0.
+  // Without a merge, all threads clear the outputs of places that no query in use has. One block of threads also clears
+  // the places before the first sequence, if offsets do not begin at 0.
   __device__ __forceinline__ void store_unused() const {
     if constexpr (!Tile::kPartial) {
       if (call_.merges) return;
@@ -561,8 +571,8 @@ class SplitRows {
     const bool packed = p_.cu_seqlens_q != nullptr;
     p_.lse[lse_index(p_, sequence_, packed ? place : place - sequence_ * p_.q_tokens, head)] = lse;
   }
-  // Without a merge: the scale of row `row` with m and l, which is a factor of its sums and then 1 / l. `used`: the row
-  // sees keys.
+  // For calls without a merge: how a row's sums are scaled. Sums are multiplied by `factor` (of the sink), then by
+  // `inverse` = 1 / l. finish_row() computes both from m and l and stores lse. `used`: whether the row sees keys.
   struct RowScale {
     float factor, inverse;  // a negative factor: sums are 0
   };
@@ -586,8 +596,8 @@ class SplitRows {
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
   }
-  // Exchanges data through shared memory: the threads that hold a row's chains receive its m, or +Inf if it sees no
-  // key, and return its RowScale.
+  // The threads that hold a row's chains get the row's m (+Inf: the row sees no key) through shared memory. They return
+  // the row's RowScale the same way.
   __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
   __device__ __forceinline__ void put_references() const {
     if (warp() != 0 || lane() % 4 != 0) return;
@@ -596,7 +606,7 @@ class SplitRows {
       maxima()[lane() / 4 + 8 * r] = sees_[r][0] < sees_[r][1] ? reference_[r].m : infinity();
     }
   }
-  // `thread` of 128.
+  // thread: 0 ... 127.
   __device__ __forceinline__ void put_scales(int thread, float l) const {
     const unsigned row = first_row_ + thread / 8;
     if (thread % 8 != 0 || row >= last_row_) return;
@@ -654,9 +664,9 @@ class SplitRows {
   unsigned char* memory_;
   std::uint32_t shared_;
   bool vectors_;
-  int page_shift_;  // log2 of the page size where that is a power of 2, else -1
+  int page_shift_;  // log2 of the page size if it is a power of 2, else -1
   unsigned split_ = 0, first_row_ = 0, last_row_ = 0;
-  unsigned end_row_ = 0;     // without a merge: the end of the places that follow last_row_
+  unsigned end_row_ = 0;     // without a merge: the end of the tile's places, in rows
   bool first_slot_ = false;  // whether the tile is the first of the grid
   int sequence_ = 0, kv_head_ = 0;
   std::int64_t first_place_ = 0;      // token of row 0, counted over all sequences of q
