@@ -1,1 +1,1 @@
-"""Compare a rollout with a training forward and find the first operator whose bits differ. See cli.py."""
+"""Compares a rollout with a training forward, and finds the first operator whose bits differ. See cli.py."""

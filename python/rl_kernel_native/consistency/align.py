@@ -1,5 +1,6 @@
 """`rlk align`: compares a real engine's rollout with its own prefill and with a trainer, one setting after another.
-Every setting runs in its own processes, because its changes take effect only when a process starts.
+Every setting runs in its own processes, because the environment variables of a setting take effect only when a process
+starts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "stock": {"RLK_VLLM": "0"},
     "canonical-blas": {"RLK_VLLM": "0", "CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"},
     "rk": {"RLK_VLLM": "check"},
-    "rk-v1": {"RLK_VLLM": "check", "VLLM_USE_V2_MODEL_RUNNER": "0"},  # the first runner, on GPUs too
+    "rk-v1": {"RLK_VLLM": "check", "VLLM_USE_V2_MODEL_RUNNER": "0"},  # vLLM's first runner, on GPUs too
 }
 ROLLOUTS = ("vllm",)
 TRAINERS = ("hf", "fsdp2", "fsdp2-one-gpu", "megatron")
@@ -40,14 +41,17 @@ class Request:
     """The options of a run. ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary.
 
     Attributes:
-        logprobs: the most probable tokens per position, beside a token's own.
-        pages_for: the longest sequences that the engine's cache holds at once. More sequences at once force preemption.
-            0 leaves the cache to ``gpu_memory``, and means 2 on a CPU.
-        cache_gib: GiB of the engine's cache on a GPU; 0 leaves it to ``gpu_memory``, with a profile of vLLM's memory.
-        logprobs_mode: the engine's: ``"raw_logprobs"`` or ``"processed_logprobs"``, equal numbers at temperature 1.
+        logprobs: number of most probable tokens per position whose log-probabilities are returned, beside that of the
+            drawn token.
+        pages_for: how many of the longest sequences fit into the engine's cache at once. If more sequences run, the
+            engine must preempt some. 0: ``gpu_memory`` decides the cache's size on a GPU; on a CPU 0 means 2.
+        cache_gib: GiB of the engine's cache on a GPU. 0: vLLM measures its memory use and gives the cache the rest of
+            ``gpu_memory``.
+        logprobs_mode: the engine's option: ``"raw_logprobs"`` or ``"processed_logprobs"``, which are equal at
+            temperature 1.
         default_batch: whether the engine keeps vLLM's own limits of tokens and sequences per step on a GPU. Otherwise a
             step takes about as many tokens as the longest sequence has, which forces chunked prefill.
-        dummy_weights: whether the engine draws small random weights. The directory then needs config.json only, and no
+        dummy_weights: whether the engine draws small random weights. The directory then needs only config.json, and no
             trainer can score the rollout.
     """
 
@@ -69,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Difference:
-    """Differences between two log-probabilities of the same tokens."""
+    """Differences between two sets of log-probabilities of the same tokens."""
 
     tokens: int
     differing: int
@@ -84,27 +88,28 @@ class Result:
 
     Attributes:
         runner: vLLM's model runner, V1 or V2.
-        ranks: number of tokens whose rank differs in the trainer's logits.
-        best: counts of the most probable tokens: all (``tokens``), ``differing`` in log-probability, and differing in
-            rank (``ranks``).
-        tokens_per_second: of the rollout; on a GPU the median of ``rates``, after a rollout that is not timed.
+        ranks: number of tokens that have another rank in the trainer's logits.
+        best: counts of most probable tokens: all (``tokens``), those with another log-probability (``differing``), and
+            those with another rank (``ranks``).
+        tokens_per_second: rate of the rollout; on a GPU the median of ``rates``, which follow a rollout that is not
+            timed.
         rates: tokens per second of every timed rollout.
         features: the engine's settings: asynchronous scheduling, chunked prefill, tokens and sequences per step, prefix
             caching, CUDA graphs; and the fewest and the most requests in a step of the rollout.
-        redrawn: number of tokens that are drawn differently: by rk.sample from the trainer's logits and the request's
-            seed, or by the engine itself in another batch. None where vLLM's own sampler drew the tokens.
-        preemptions: number of sequences that the rollout preempted and computed again.
+        redrawn: number of tokens that come out differently when drawn again: by rk.sample from the trainer's logits and
+            the request's seed, or by the engine in another batch. None if vLLM's own sampler drew the tokens.
+        preemptions: number of sequences that the engine preempted and computed again.
         launches, kernels: host launches (kernels and CUDA graphs) and kernels on the device per engine step, the mean
             over eight requests of 16 tokens; None on a CPU.
         prefix_cache_hits: number of rollout tokens whose keys and values were already in the cache.
         served: the records of rk.trace for the engine (``"rollout"``) and the trainer: contract, and calls by operator,
             backend and kernel plan.
-            On a GPU also this library's kernels, by name: over the steps that ``launches`` counts, and in the trainer's
-            first forward.
-        same_contract: whether one contract served engine and trainer; None: this library served neither.
+            On a GPU, also this library's kernels by name: the engine's in the steps that ``launches`` counts, the
+            trainer's in its first forward.
+        same_contract: whether engine and trainer used the same contract; None: neither of them used this library.
         first_divergent: the first operator whose result differs between the engine, run eagerly, and the transformers
-            model: operator, layer, module, differing tokens, and the largest difference. None where no token differs,
-            and for other trainers.
+            model: operator, layer, module, differing tokens, and the largest difference. None if no token differs, and
+                for trainers other than hf.
     """
 
     setting: str
@@ -144,8 +149,8 @@ def serves(setting: str) -> bool:
 
 
 def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
-    """Compares the rollout's log-probabilities with the log-probabilities named ``other``. A log-probability that is
-    not a number counts as different."""
+    """Compares the rollout's log-probabilities with the log-probabilities named ``other``. A NaN counts as
+    different."""
     pairs = [p for s in sequences for p in zip(s["rollout"], s[other], strict=True)]
     apart = [b - a for a, b in pairs]
     size = [abs(d) if not math.isnan(d) else math.inf for d in apart]
@@ -163,7 +168,8 @@ def _apart(these: list[int], those: list[int]) -> int:
 
 
 def _best(sequences: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Compares the rollout's most probable tokens with the trainer's log-probabilities and ranks of them."""
+    """Compares log-probability and rank of the rollout's most probable tokens with the trainer's log-probability and
+    rank."""
     pairs = [pair for s in sequences for pair in zip(s["best"], s["trainer_best"], strict=True)]
     return {
         "tokens": len(pairs),
@@ -204,7 +210,7 @@ def result_of(setting: str, answer: dict[str, Any], trained_by: str = "hf") -> R
 
 
 def request_of(model: Path, **options: Any) -> Request:
-    """Raises BadInput for a path that is not a model's directory."""
+    """The request for a model's directory. Raises BadInput for a path that is not such a directory."""
     file = model / "config.json"
     if not file.is_file():
         raise BadInput(f"--model {model}: expected a directory with config.json, got none")
@@ -215,7 +221,7 @@ def request_of(model: Path, **options: Any) -> Request:
 
 
 def require_known(settings: Sequence[str], trainers: Sequence[str]) -> None:
-    """Raises BadInput for another name."""
+    """Raises BadInput for an unknown setting or trainer."""
     for name in settings:
         if name not in SETTINGS:
             raise BadInput(f"--settings {name}: expected {', '.join(SETTINGS)}")
@@ -225,7 +231,7 @@ def require_known(settings: Sequence[str], trainers: Sequence[str]) -> None:
 
 
 def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
-    """Raises BadInput for a package that the processes of a run would not find."""
+    """Raises BadInput if a package that the processes of a run need is not installed."""
     cures = {
         "vllm": vllm_versions.INSTALL,
         **dict.fromkeys(("torch", "transformers"), _variants.how_to_install("compare")),
@@ -237,7 +243,7 @@ def require_installed(settings: Sequence[str], trainers: Sequence[str]) -> None:
             raise BadInput(f"rlk align needs {module}, which is not installed; {cure}")
     try:
         found = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:  # a source tree: whoever imports vLLM checks its version
+    except importlib.metadata.PackageNotFoundError:  # vLLM is a source tree: its importer checks the version
         return
     if any(map(serves, settings)) and found.partition("+")[0] not in vllm_versions.VERSIONS:
         expected = " or ".join(vllm_versions.VERSIONS)
@@ -252,10 +258,11 @@ def align(
     workers: int = 1,
     found: Callable[[Result], None] = lambda result: None,
 ) -> list[Result]:
-    """Runs the settings, ``workers`` at a time; tokens per second are meaningful with one worker. Trainers share a
-    rollout. ``found`` gets each result as soon as there is one, and again with its first divergent operator.
+    """Runs the settings, ``workers`` at a time; tokens per second are meaningful only with one worker. All trainers
+    score the same rollout. ``found`` gets each result as soon as it is known, and again when its first divergent
+    operator is known.
 
-    Raises: BadInput for another name; RuntimeError if a process fails.
+    Raises: BadInput for an unknown setting or trainer; RuntimeError if a process fails.
     """
     require_known(settings, trainers)
     with ThreadPoolExecutor(workers) as pool:
@@ -283,9 +290,9 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
 
 
 def rates(request: Request, setting: str) -> dict[str, Any]:
-    """Tokens per second of timed rollouts, launches and kernels of a step, and calls and seconds of each kernel in one
-    rollout, on a GPU and without a comparison. With ``default_batch``, rates both for the engine's own limit of tokens
-    per step and for chunked prefill."""
+    """Measures rollouts on a GPU, without a comparison: tokens per second, launches and kernels per step, and calls and
+    seconds of each kernel in one rollout. With ``default_batch``, it measures the rate for the engine's own limit of
+    tokens per step and for chunked prefill."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"
         file.write_text(json.dumps({**asdict(request), "setting": setting, "rates_only": RATES}))
@@ -299,7 +306,7 @@ class Step:
     """One GRPO update with weight sync.
 
     Attributes:
-        ratio_not_one: number of tokens whose ratio of new to old policy is not exactly 1 before the update.
+        ratio_not_one: number of tokens whose ratio of new to old policy, before the update, is not exactly 1.
         moved: number of tokens in the first completion whose log-probability the update changes.
     """
 
@@ -390,8 +397,8 @@ def as_json(request: Request, results: Sequence[Result], steps: Sequence[Step] =
 
 
 def operators(results: Sequence[Result]) -> dict[str, str]:
-    """The calls of each side by operator, backend and plan, such as ``linear 8 (cuda sm_90: 128x256 6, few rows 64x8
-    2)``."""
+    """The calls of engine and trainer by operator, backend and plan, such as ``linear 8 (cuda sm_90: 128x256 6, few
+    rows 64x8 2)``."""
     return {
         f"{r.setting}, {r.trained_by}: {side} was served by": ", ".join(
             f"{operator} {sum(plans.values())} ({backend}: {', '.join(f'{plan} {n}' for plan, n in plans.items())})"
@@ -405,7 +412,7 @@ def operators(results: Sequence[Result]) -> dict[str, str]:
 
 
 def write_report(directory: Path, request: Request, results: Sequence[Result], steps: Sequence[Step] = ()) -> None:
-    """align.json and align.html."""
+    """Writes align.json and align.html."""
     from .page import table_page
 
     directory.mkdir(parents=True, exist_ok=True)

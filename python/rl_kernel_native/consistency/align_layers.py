@@ -1,9 +1,9 @@
-"""The first operator whose results differ, for `rlk align`, as its own process:
-`python -m rl_kernel_native.consistency.align_layers FILE`.
+"""Finds the first operator whose results differ, for `rlk align`, in its own process: `python -m
+rl_kernel_native.consistency.align_layers FILE`.
 
 FILE holds a scored rollout (align_trainer.py) and gets ``first_divergent``. Engine and transformers model compute one
-sequence, and hooks keep the result of each module. The engine runs eagerly here, since compiled code calls no hooks:
-its own operators may then differ from the rollout's operators.
+sequence, and hooks keep the result of each module. The engine runs eagerly here, because compiled code calls no hooks.
+Its operators may therefore differ from those of the compiled rollout.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from . import align_turns as turns
 
-# Modules of a decoder layer in the order of a forward, as vLLM names them, and each module's operator.
+# Modules of a decoder layer under vLLM's names, in the order of a forward, each with its operator.
 IN_LAYER = {
     "input_layernorm": "rms_norm",
     "self_attn.qkv_proj": "linear",
@@ -28,12 +28,13 @@ IN_LAYER = {
     "mlp.act_fn": "silu_mul",
     "mlp.down_proj": "linear",
 }
-# transformers' modules whose results, side by side, form the result of a merged module.
+# Merged modules of vLLM. The results of the named transformers modules, side by side, equal the result of the merged
+# module.
 MERGED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-# transformers' modules whose input is the result of a function that is no module there.
+# vLLM's modules that are plain functions in transformers. Their result is the input of the named transformers module.
 BEFORE = {"self_attn.attn": "self_attn.o_proj", "mlp.act_fn": "mlp.down_proj"}
 HEAD = "head or log-probability"  # or an operator of the rollout's compiled code
 
@@ -51,15 +52,15 @@ def first(value: Any) -> Any:
 
 
 def keep(kept: Kept, name: str, value: Any) -> None:
-    """A copy as ``[tokens, columns]``: later code may write in place."""
+    """Keeps a copy as ``[tokens, columns]``, because later code may overwrite the value in place."""
     tensor = first(value)
     columns = tensor.shape[-1] * (tensor.shape[-2] if name.endswith(("q_norm", "k_norm")) else 1)
     kept.setdefault(name, []).append(tensor.detach().clone().reshape(-1, columns).cpu())
 
 
 def watch(model: Any, kept: Kept, results: dict[str, str], inputs: dict[str, str]) -> list[Any]:
-    """Keeps the outputs, or inputs, of modules, under the names that the dictionaries give for the modules' own.
-    Returns the hooks, which the caller removes."""
+    """Keeps outputs of the modules in ``results`` and inputs of the modules in ``inputs``. The dictionaries map a
+    module's own name to the name under which the value is kept. Returns the hooks, which the caller removes."""
     hooks = []
     for own, module in model.named_modules():
         if own in results:
@@ -116,13 +117,14 @@ def of_trainer(request: dict[str, Any], ids: list[int], names: list[str], on_gpu
 
 
 def split(name: str) -> tuple[str, str]:
-    """("layers.3", "mlp.down_proj") for "layers.3.mlp.down_proj"; outside of the layers ("", name)."""
+    """("layers.3", "mlp.down_proj") for "layers.3.mlp.down_proj"; ("", name) for a module outside the layers."""
     found = re.fullmatch(r"(layers\.\d+)\.(.+)", name)
     return (found[1], found[2]) if found else ("", name)
 
 
 def first_divergent(layers: int, engine: Kept, trainer: Kept, tokens: int) -> dict[str, Any]:
-    """Operator, layer, module, its tokens whose bytes differ, and the number of modules that both sides have."""
+    """The first divergent operator with its layer, module and number of differing tokens, and the number of modules
+    that both sides have."""
     import torch
 
     both = [place for place in places(layers) if place[0] in engine and place[0] in trainer]

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def on_a_cpu() -> None:
-    """Makes megatron-core use the CPU where it asks for CUDA but needs only a device."""
+    """Makes megatron-core use the CPU in calls that ask for a CUDA device but work with any device."""
     import torch
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
@@ -63,13 +63,13 @@ def make(directory: str, dtype: Any, device: str) -> Any:
         raise ValueError(
             f"{directory}: expected the parameters of a GPTModel, got others: {', '.join(sorted(missing))}"
         )
-    model.load_state_dict(weights, strict=False)  # _extra_state, of transformer-engine, is in no other checkpoint
+    model.load_state_dict(weights, strict=False)  # only transformer-engine's checkpoints have _extra_state
     return model.to(device=device, dtype=dtype).eval()
 
 
 def renamed(state: dict[str, Any], heads: int, groups: int) -> dict[str, Any]:
-    """transformers' parameters under megatron-core's names. The merged projection holds the queries, key and value of
-    each query group together. The gate's rows come before the rows of up."""
+    """transformers' parameters under megatron-core's names. In the merged projection, the rows of each query group are
+    together: its queries, its key and its value. The gate's rows come before up's rows."""
     import torch
 
     found: dict[str, Any] = {
@@ -110,7 +110,7 @@ def alone(model: Any, sequence: list[int], device: str) -> Any:
 
 
 def packed(model: Any, sequences: list[list[int]], device: str) -> list[Any]:
-    """Logits of each sequence, all of them in one packed forward."""
+    """Logits of each sequence, from one packed forward of all sequences."""
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 

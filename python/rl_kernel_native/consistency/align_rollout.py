@@ -2,7 +2,7 @@
 `python -m rl_kernel_native.consistency.align_rollout FILE`.
 
 FILE holds the request, a JSON object, and gets the answer: every sequence, its rollout's log-probabilities, and the
-log-probabilities of the engine's own prefill of the same tokens.
+log-probabilities that the engine's own prefill gives the same tokens.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any
 
 from . import align_turns as turns
 
-MAX_BATCHED_TOKENS = 64  # on a CPU; prompts above it are prefilled in chunks
+MAX_BATCHED_TOKENS = 64  # on a CPU; longer prompts are prefilled in chunks
 PAGE = 16
-TIMED = 3  # rollouts on a GPU whose rates are measured, after a rollout that is not measured
-LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # runtime and driver API
+TIMED = 3  # rollouts on a GPU that are timed, after one that is not
+LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # names in the runtime and driver APIs
 KERNEL = re.compile(r"\brlk::(?:\w+::)*(?:\(anonymous namespace\)::)?(\w+)")
 
 
 def prompts_of(request: dict[str, Any]) -> list[list[int]]:
-    """Token ids; every second prompt begins like the first, so that the cache finds prefixes."""
+    """Token ids of the prompts. Every second prompt begins like the first prompt, so that the prefix cache is used."""
     draw = random.Random(request["seed"])
     vocabulary = request["vocab_size"]
 
@@ -42,7 +42,8 @@ def prompts_of(request: dict[str, Any]) -> list[list[int]]:
 
 
 def chunk_of(request: dict[str, Any]) -> int:
-    """Tokens per step on a GPU that few prompts fit into beside the other requests: chunked prefill."""
+    """A limit of tokens per step on a GPU. Few prompts fit into a step beside the other requests, which forces chunked
+    prefill."""
     return max(512, request["prompt_tokens"] + request["max_tokens"] + 8)
 
 
@@ -71,14 +72,14 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
     if request["dummy_weights"]:
         options["load_format"] = "dummy"
     if pages_for := request["pages_for"] or (0 if on_gpu else 2):
-        # The engine preempts sequences for which no page is free, and computes them again.
+        # If no page is free for a sequence, the engine preempts sequences and computes them again.
         options |= {"block_size": PAGE, "num_gpu_blocks_override": pages_for * -(-length // PAGE) + 1}
     return LLM(**options | more)
 
 
 def most_probable(scored: Iterable[dict[int, Any]], count: int) -> list[tuple[int, int, int, float]]:
-    """Position, id, rank and log-probability of the ``count`` most probable tokens of each position, as the engine
-    gives them."""
+    """Position, id, rank and log-probability of the ``count`` most probable tokens at each position, as the engine
+    reports them."""
     return [
         (position, token, x.rank, x.logprob)
         for position, of in enumerate(scored)
@@ -88,7 +89,7 @@ def most_probable(scored: Iterable[dict[int, Any]], count: int) -> list[tuple[in
 
 
 def launched(events: Iterable[Any]) -> tuple[int, int]:
-    """Host launches (kernels and CUDA graphs) and kernels on the device, among a profile's events."""
+    """From a profile's events: the number of host launches (kernels and CUDA graphs), and of kernels on the device."""
     host = device = 0
     for event in events:
         if "CUDA" in str(event.device_type):
@@ -99,8 +100,8 @@ def launched(events: Iterable[Any]) -> tuple[int, int]:
 
 
 def on_device(events: Iterable[Any]) -> Iterator[tuple[str, bool, float]]:
-    """Name without template arguments, whether it is a kernel of this library, and seconds, for each of a profile's
-    events on the device."""
+    """Yields for each event on the device: its name without template arguments, whether it is a kernel of this library,
+    and its seconds."""
     for event in events:
         if "CUDA" in str(event.device_type):
             ours = KERNEL.search(event.name)
@@ -109,18 +110,18 @@ def on_device(events: Iterable[Any]) -> Iterator[tuple[str, bool, float]]:
 
 
 def kernel_names(events: Iterable[Any]) -> dict[str, int]:
-    """How often each kernel of this library ran, among a profile's events. Calls of an operator choose among kernels by
-    shape and GPU: the names say which kernels the calls took."""
+    """How often each kernel of this library ran, from a profile's events. An operator chooses a kernel by shape and
+    GPU; the names show which kernels it chose."""
     return dict(sorted(Counter(name for name, ours, _ in on_device(events) if ours).items()))
 
 
 def kernel_calls(events: Iterable[Any]) -> dict[str, int]:
-    """How often each kernel ran on the device, whoever wrote it."""
+    """How often each kernel ran on the device, kernels of other libraries included."""
     return dict(Counter(name for name, _, _ in on_device(events)))
 
 
 def kernel_seconds(events: Iterable[Any]) -> dict[str, float]:
-    """Seconds of each kernel on the device; the longest first."""
+    """Seconds of each kernel on the device, in descending order."""
     found: dict[str, float] = {}
     for name, _, seconds in on_device(events):
         found[name] = found.get(name, 0.0) + seconds
@@ -149,7 +150,7 @@ def profiled_steps(engine: Any, run: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def per_step(events: Iterable[Any], steps: int) -> dict[str, float]:
-    """Host launches and kernels of one engine step, the mean over all."""
+    """The mean number of host launches and of kernels per engine step."""
     host, device = launched(events)
     return {"launches": host / steps, "kernels": device / steps}
 
@@ -169,7 +170,7 @@ def features(engine: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def requests_per_step(engine: Any) -> Iterator[list[int]]:
-    """The number of requests in each step that the engine schedules within it."""
+    """A context. Its list gets the number of requests in each step that the engine schedules inside the context."""
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     own, sizes = scheduler.schedule, []
 
@@ -197,8 +198,9 @@ def rates_of(
     forget: Callable[[], None],
     tokens: int,
 ) -> dict[str, Any]:
-    """Rates of timed rollouts, and the seconds of each kernel in one more, for every limit of tokens per step: the
-    engine's own, and with ``default_batch`` also the rate of chunked prefill. Measured cases run in turns.
+    """Rates of timed rollouts, and the seconds of each kernel in one more rollout, for each limit of tokens per step.
+    The limits are the engine's own and, with ``default_batch``, that of chunked prefill. Rollouts of the limits
+    alternate.
 
     Args:
         rollout: generates ``tokens`` tokens.
@@ -248,13 +250,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         cpu.install()
     from ..integrations import vllm as plugin
 
-    plugin.plugin()  # there is no entry point if this package is imported from its sources
+    plugin.plugin()  # sources that are not installed have no entry point
     from vllm import SamplingParams
 
     engine = make_engine(request, on_gpu)
     draw = random.Random(request["seed"] + 1)
     prompts = prompts_of(request)
-    # Sequences of different lengths end at different steps, and others take their place in the batch.
+    # Sequences of different lengths end at different steps, and waiting sequences replace them in the batch.
     counts = [draw.randrange(max(1, request["max_tokens"] // 2), request["max_tokens"] + 1) for _ in prompts]
 
     def sampling(max_tokens: int, **more: Any) -> Any:
@@ -264,7 +266,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return engine.generate([{"prompt_token_ids": ids} for ids in token_ids], how, use_tqdm=False)
 
     def forget() -> None:
-        """Empties the prefix cache. A step that was scheduled ahead may hold pages until the next step."""
+        """Empties the prefix cache. A step that was scheduled in advance may hold pages until the next step."""
         for _ in range(2):
             if engine.reset_prefix_cache():
                 return
@@ -291,7 +293,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
     turns.measured()
-    short = [sampling(16)] * len(prompts[:8])  # after the counts, which cover the rollout alone
+    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are only of the rollout
     counts_of_step: dict[str, Any] = {"launches": None, "kernels": None, "kernel_names": {}}
     if on_gpu:
         profile, steps = profiled_steps(engine, lambda: generate(prompts[:8], short))
@@ -320,7 +322,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         sequence["prefill"] = [given[token].logprob for given, token in scored]
     replayed = None
     if sequences[0]["seed"] is not None:
-        # Draws them by their seeds in another batch. vLLM gives the second of n children the next seed.
+        # Draws a few sequences again by their seeds, in another batch. With n=2, vLLM gives the second sample the next
+        # seed.
         few = sequences[:3]
         seeds = [s["seed"] for s in few]
         twice = [sampling(len(s["tokens"]), n=2, seed=s["seed"]) for s in few]
@@ -346,7 +349,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def traced(request: dict[str, Any]) -> dict[str, Any]:
     import rl_kernel_native as rk
 
-    with rk.trace() as trace:  # before the engine, whose creation captures graphs
+    with rk.trace() as trace:  # begins before the engine, because creating it captures graphs
         found = answer(request)
     kernels = found.pop("kernel_names", {})
     return found | {"rollout_trace": trace.as_json() | {"kernels": kernels}}

@@ -1,8 +1,9 @@
-"""The updates of `rlk align --steps N`: `python -m rl_kernel_native.consistency.align_steps FILE`, its own process.
+"""The updates of `rlk align --steps N`, which run in their own process: `python -m
+rl_kernel_native.consistency.align_steps FILE`.
 
-FILE holds the request, a JSON object, and gets the steps. Each step is a GRPO update of a transformers model beside the
-running engine. The rollout gives the old log-probabilities; AdamW takes one step; vLLM's weight-transfer API copies the
-new weights into the engine. The reward is the share of even tokens, which any model can learn.
+FILE holds the request, a JSON object, and gets the steps. Each step is a GRPO update of a transformers model while the
+engine runs. The rollout gives the old log-probabilities. AdamW makes one step. vLLM's weight-transfer API then copies
+the new weights into the engine. The reward is the share of even tokens, which any model can learn.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def logprobs(model: Any, prompt: list[int], tokens: list[int]) -> Any:
-    """[tokens], for a completion after its prompt."""
+    """Log-probabilities [tokens] of a completion after its prompt."""
     import torch
 
     import rl_kernel_native as rk

@@ -5,10 +5,11 @@ FILE holds the rollout's answer (align_rollout.py). The trainer writes its own l
 that file.
 
 - hf: a transformers model, which scores one sequence at a time.
-- fsdp2: the same with its parameters sharded over the processes that torch.distributed.run starts, each on a GPU of its
-  own. Sequences are packed if the model uses this library.
-- fsdp2-one-gpu: the same with all processes on one GPU. NCCL refuses that, so gloo gathers the shards through the host.
-- megatron: a megatron-core model, packed if it uses this library.
+- fsdp2: a transformers model whose parameters are sharded over processes, each on its own GPU. torch.distributed.run
+  starts the processes. Sequences are packed if the model uses this library.
+- fsdp2-one-gpu: as fsdp2, but with all processes on one GPU. NCCL refuses a shared GPU, so gloo gathers the shards
+  through the host.
+- megatron: a megatron-core model. Sequences are packed if the model uses this library.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from . import align_rollout
 from . import align_turns as turns
 
-PACKED_TOKENS = 4096  # most tokens in one forward, unless one sequence is longer
+PACKED_TOKENS = 4096  # most tokens in one forward; a longer sequence runs alone
 SHARDED = ("fsdp2", "fsdp2-one-gpu")
 
 
@@ -45,7 +46,7 @@ def of_transformers(request: dict[str, Any], device: str, dtype: Any, served: bo
 
 
 def packed(model: Any, sequences: list[list[int]], device: str) -> list[Any]:
-    """Logits of each sequence, all of them in one packed forward of a patched model."""
+    """Logits of each sequence, from one packed forward of a patched model."""
     import torch
 
     lengths = [len(ids) for ids in sequences]
@@ -55,7 +56,7 @@ def packed(model: Any, sequences: list[list[int]], device: str) -> list[Any]:
 
 
 def join(trained_by: str, device: str) -> str:
-    """Joins the processes of a sharded model, and returns this one's device.
+    """Joins the process group of a sharded model, and returns the device of this process.
 
     Raises: RuntimeError for fsdp2 with fewer GPUs than processes.
     """
@@ -117,14 +118,14 @@ def logprobs_of(logits: Any, ids: Any, served: bool) -> Any:
 
 
 def ranks_of(logits: Any, ids: Any) -> tuple[list[int], list[int]]:
-    """The first and the last valid rank of each token. A token with the same logit as others has several: vLLM's own,
-    or its place among the first few."""
+    """The first and the last valid rank of each token. A token whose logit equals those of other tokens has several
+    valid ranks: vLLM may report any of them."""
     own = logits.gather(1, ids[:, None])
     return ((logits > own).sum(1) + 1).tolist(), (logits >= own).sum(1).tolist()
 
 
 def best_of(logits: Any, best: list[list[Any]], served: bool) -> list[tuple[float, int, int]]:
-    """Log-probability, first and last rank of each of the engine's most probable tokens."""
+    """For each of the engine's most probable tokens: its log-probability here, and its first and last valid rank."""
     import torch
 
     if not best:

@@ -1,11 +1,11 @@
-"""Turns of runs of `rlk align` that share a GPU. The runs start together, measure in turns while the others wait, and
-go on together.
+"""Lets runs of `rlk align` that share a GPU take turns. All runs start together. While one run measures, the others
+wait; after all measurements, the runs continue together.
 
-The environment variable RLK_ALIGN_LOCK names a file, which the processes of all these runs lock. Without this variable,
-a process takes no turns. A process that computes holds a shared lock of the file, and a process that measures holds the
-exclusive lock. Whoever has yet to measure also holds a shared lock of a second file, FILE.before, and adds a byte to it
-where it first waits for its turn: a script that holds a shared lock of FILE can wait for all runs, and then let them
-begin.
+The environment variable RLK_ALIGN_LOCK names a file, FILE, that the processes of all these runs lock. Without this
+variable, a process takes no turns. A process that computes holds a shared lock of FILE, and a process that measures
+holds the exclusive lock. A process that has not measured yet also holds a shared lock of a second file, FILE.before.
+When it first waits for its turn, it adds a byte to FILE.before. A script that holds a shared lock of FILE can therefore
+wait until all runs are ready, and then release the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "RLK_ALIGN_LOCK"
-PAUSE = 0.1  # seconds in which a waiting process takes the lock, which otherwise goes to its last holder again
+PAUSE = 0.1  # seconds of pause after the lock is released; without it, the last holder would take the lock again
 
 _file: Any = None
 _before: Any = None
@@ -29,10 +29,11 @@ _waited = False
 
 
 def beside_others(*, measures: bool) -> None:
-    """From now on no other process measures. Waits for a process that measures now.
+    """Waits for a process that is measuring now. After this call, no other process measures while this process
+    computes.
 
     Args:
-        measures: whether this process will measure, and then call :func:`measured`.
+        measures: whether this process will measure; it then calls :func:`measured` afterwards.
     """
     global _file, _before
     path = os.environ.get(VARIABLE)
@@ -66,7 +67,8 @@ def alone() -> Iterator[None]:
 
 
 def measured() -> None:
-    """Waits until every process has measured: the next work of this process would delay the others."""
+    """Waits until every process has measured, because the next work of this process would disturb their
+    measurements."""
     if _before is not None:
         fcntl.flock(_file, fcntl.LOCK_UN)
         fcntl.flock(_before, fcntl.LOCK_EX)
@@ -75,7 +77,8 @@ def measured() -> None:
 
 
 def serve(answer: Callable[[dict[str, Any]], dict[str, Any]], *, measures: bool) -> None:
-    """Runs a part's process: reads the request from the file that its command names, and writes the answer there."""
+    """The main function of a process of `rlk align`: reads the request from the file that its command line names, and
+    writes the answer to that file."""
     path = Path(sys.argv[1])
     request = json.loads(path.read_text())
     beside_others(measures=measures)

@@ -1,4 +1,5 @@
-"""`rk.compare`: the comparison of `rlk compare` for models in memory. The first call imports torch and transformers."""
+"""`rk.compare`, which does what `rlk compare` does, but also takes models in memory. The first call imports torch and
+transformers."""
 
 from __future__ import annotations
 
@@ -41,11 +42,13 @@ def compare(
     fault_tolerance: float | None = None,
     report: str | Path | None = None,
 ) -> Comparison:
-    """Rolls out with one model, scores the same ids with another, and names the operator where they diverge.
+    """Generates a rollout with one model, scores its ids with another model, and names the operator where the two
+    diverge.
 
-    The rollout decodes token by token against a cache in a changing batch; the training side runs one forward over the
-    whole sequences. Each operator of the training side then runs again on the input of the rollout's operator. This
-    tells a wrong weight, bias, epsilon or temperature from rounding, and names its operator.
+    The rollout decodes token by token with a cache in a changing batch. The training side runs one forward over the
+    whole sequences. Each operator of the training side then runs again on the input that the rollout's operator had.
+    This second run distinguishes a wrong weight, bias, epsilon or temperature from rounding, and names the faulty
+    operator.
 
     Args:
         model_a: the rollout's model: a transformers model (Qwen2, Qwen3, Llama, Mistral), a directory or a Hub id.
@@ -54,20 +57,21 @@ def compare(
         rollout_ops, training_ops: ``"stock"``, ``"sdpa"``, ``"eager"``, ``"flash"`` (the package flash-attn) or
             ``"rk"``. rollout_ops=None: ``"rk"`` for a model that :func:`rl_kernel_native.patch_model` patched, else
             ``"stock"``. training_ops=None: rollout_ops if given, else chosen by model_b in the same way. A patched
-            model stays patched, and its weights are compared with the named operators.
-        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same
-            temperature.
-        max_new_tokens: longest response.
-        batch_sizes: largest numbers of requests in flight; each size is run.
+            model stays patched; the comparison runs the named operators with its weights.
+        temperature: temperature of sampling and of the rollout's log-probabilities. training_temperature: that of the
+            training side; None means the same temperature.
+        max_new_tokens: most tokens of a response.
+        batch_sizes: the most requests in flight; the comparison runs once for each size.
         packing: ``"packed"`` or ``"padded"`` training batches.
-        dtype, device: of both sides. dtype=None: the checkpoint's, or the model's own; device="auto": a GPU
-            for models that are loaded, and the model's own. A model in memory of another dtype or device is copied.
+        dtype, device: dtype and device of both sides. With dtype=None, the checkpoint or the model in memory decides.
+            With device="auto", a loaded model runs on a GPU if there is one, and a model in memory stays on its device.
+            A model in memory with another dtype or device is copied.
         atol: largest ``|dlogp|`` that counts as aligned; 0: equal bytes.
-        probe_mb: MiB for recorded hidden states, both sides together.
-        fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
-            explains.
+        probe_mb: MiB for recorded hidden states, for both sides together.
+        fault_tolerance: relative error, on equal input, above which an operator is at fault; None: the error that
+            rounding explains.
         report: a directory for report.html, report.json and charts.
-    Returns: a Comparison. The comparison's ``str`` is the verdict; ``aligned`` and ``faults`` are for programs.
+    Returns: a Comparison. Its ``str`` is the verdict in words; programs read ``aligned`` and ``faults``.
     Raises: ValueError for an argument, prompts or a model that cannot be compared; TypeError for a type.
 
     Example:

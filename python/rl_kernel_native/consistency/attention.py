@@ -1,4 +1,5 @@
-"""The attentions of stock models under test: torch's and transformers' own functions, with access to their operands.
+"""The attention functions of stock models: torch's and transformers' own functions, wrapped so that probes see their
+operands.
 
 transformers looks attention up by name, so a probe needs no change to the model code.
 """
@@ -21,8 +22,9 @@ from transformers.utils import is_flash_attn_2_available
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
 from .errors import spelled
 
-# No mask function is registered under the first two names: masks are built here, never guessed from shapes. flash-attn
-# takes a key mask or offsets. For a name that contains "flash", transformers would download kernels.
+# No mask function is registered under the first two names, because masks are built here, not derived from shapes.
+# flash-attn takes a key mask or offsets instead. Its name avoids "flash": for such a name, transformers would download
+# kernels.
 ATTENTION_NAME, EAGER_NAME, FLASH_NAME = "rlk_stock_sdpa", "rlk_stock_eager", "rlk_stock_fa"
 
 
@@ -83,7 +85,7 @@ def flash_attention(
     Args:
         query, key, value: as stock_attention.
         attention_mask: [B, L], 1 for a real key, or None.
-        kwargs: cu_seq_lens_q and max_length_q among them where a row is packed.
+        kwargs: for a packed row, they include cu_seq_lens_q and max_length_q.
     Returns: as stock_attention.
     """
     return _observed(_flash, module, query, key, value, attention_mask, kwargs)

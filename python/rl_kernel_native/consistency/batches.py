@@ -19,7 +19,7 @@ class MicroBatch:
         ids, positions: int64 [B, T].
         mask: bool [B, 1, T, T], or None for plain causal attention.
         key_mask: [B, T], 1 for a real token.
-        cu_seqlens: int32 [number of sequences + 1], the beginnings of a packed row's sequences; None for padded rows.
+        cu_seqlens: int32 [number of sequences + 1], the offsets of the sequences in a packed row; None for padded rows.
         places: for each sequence of this batch (prompt, row, first column, length).
     """
 
@@ -52,7 +52,8 @@ def plan_batches(lengths: Sequence[int], packing: str, max_tokens: int) -> list[
 
 
 def packed_batch(group: Sequence[int], sequences: Sequence[Sequence[int]], device: torch.device) -> MicroBatch:
-    """Sequences one after the other in one row; positions restart, attention is causal inside each block."""
+    """Sequences one after the other in one row. Positions restart at each sequence, and attention is causal within a
+    sequence."""
     ids: list[int] = []
     positions: list[int] = []
     owner: list[int] = []
@@ -77,7 +78,8 @@ def packed_batch(group: Sequence[int], sequences: Sequence[Sequence[int]], devic
 def padded_batch(
     group: Sequence[int], sequences: Sequence[Sequence[int]], pad_id: int, side: PaddingSide, device: torch.device
 ) -> MicroBatch:
-    """One row per sequence, padded to the longest on `side` ("left" or "right"); positions count real tokens only."""
+    """One row per sequence, padded on `side` ("left" or "right") to the longest sequence. Positions count only real
+    tokens."""
     width = max(len(sequences[index]) for index in group)
     ids = torch.full((len(group), width), pad_id, dtype=torch.long)
     positions = torch.zeros(len(group), width, dtype=torch.long)
@@ -92,7 +94,8 @@ def padded_batch(
         places.append((index, row, start, length))
     mask = None
     if bool((key_mask == 0).any()):
-        # A padding row attends to itself: a row without any key would be NaN, and NaN spreads through some kernels.
+        # A padding token attends to itself. Without any key its result would be NaN, and some kernels spread NaN to
+        # other rows.
         causal = torch.ones(width, width, dtype=torch.bool).tril()
         allowed = key_mask.bool()[:, None, :] | torch.eye(width, dtype=torch.bool)
         mask = (causal & allowed)[:, None].to(device)
@@ -115,7 +118,7 @@ def make_batches(
 
 
 def batch_inputs(batches: Sequence[MicroBatch], packing: str, side: PaddingSide, loaded: LoadedModel) -> SideInputs:
-    """The inputs of the batches, read back from their tensors; sequences in prompt order."""
+    """The inputs of all batches, read back from the tensors, with sequences in prompt order."""
     ids: dict[int, list[int]] = {}
     positions: dict[int, list[int]] = {}
     masks: dict[int, list[int]] = {}

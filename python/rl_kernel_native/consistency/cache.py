@@ -11,15 +11,15 @@ import torch
 class SlotCache:
     """Keys and values of up to `num_slots` requests, [slot, num_kv_heads, position, head_dim] for each layer.
 
-    Passed to the model as its KV cache. Before each forward, `begin_prefill` or `begin_decode` assigns slots to the
-    batch's rows. Columns are positions (nothing is shifted or left-padded), so a token's key stays where it was written
-    whoever else is in the batch.
+    The model gets this object as its KV cache. Before each forward, `begin_prefill` or `begin_decode` assigns slots to
+    the batch's rows. Columns are positions (nothing is shifted or left-padded), so a token's key stays where it was
+    written, for any other requests in the batch.
     """
 
     def __init__(self, config: Any, num_slots: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (config.num_hidden_layers, num_slots, config.num_key_value_heads, capacity, head_dim)
-        # Zeros, not empty: a masked column is still multiplied by 0, and 0 * NaN is NaN.
+        # Memory begins as zeros: a masked column is still multiplied by 0, and 0 times a NaN in it would be NaN.
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
         self._free = list(range(num_slots))[::-1]
@@ -33,7 +33,7 @@ class SlotCache:
         return self._free.pop()
 
     def release(self, slot: int) -> None:
-        """Frees a slot; the next request overwrites its content and never reads it."""
+        """Frees a slot. The next request overwrites the slot's content and never reads it."""
         self._free.append(slot)
 
     def begin_prefill(self, slot: int, length: int) -> None:
@@ -46,7 +46,7 @@ class SlotCache:
         """The next forward has one token per row; row i is at positions[i] of slots[i].
 
         Returns:
-            Which keys are a row's, bool [B, L], L = max(positions) + 1; None when no row is shorter than L.
+            bool [B, L], true for the keys that a row has; L = max(positions) + 1. None if no row is shorter than L.
         """
         device = self._keys.device
         self._slots = torch.tensor(slots, dtype=torch.long, device=device)
@@ -69,8 +69,8 @@ class SlotCache:
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Stores key and value [B, num_kv_heads, T, head_dim]; returns all keys and values of each row so far, with L
-        in place of T."""
+        """Stores key and value [B, num_kv_heads, T, head_dim]; returns all keys and values of each row so far, [B,
+        num_kv_heads, L, head_dim]."""
         keys, values = self._keys[layer_idx], self._values[layer_idx]
         if self._prefill:
             slot = self._slots[0]

@@ -1,10 +1,11 @@
-"""An invariance certificate: one row of fixed content has the same sha256 in every variation of its computation.
+"""An invariance certificate: the result of a row with fixed content has the same sha256 in every variation of its
+computation.
 
-Every operator of a model's chain and kl is computed forward and backward, in every dtype. A row is computed alone and
-in batches, at their beginning, in their middle and at their end, among other neighbours, in other layouts and over
-shards, repeatedly. A token sum is computed in other layouts, with padding after it and in chunks. To check a
-certificate, run it elsewhere. The content is the same everywhere, and contract.py says on which machines the digests
-must be equal.
+The operators of a model's chain, and kl, are computed forward and backward in every dtype. A row is computed alone, and
+at the beginning, in the middle and at the end of batches. It is computed with other neighbours, in other layouts, over
+shards, and repeatedly. A token sum is computed in other layouts, with padding after it, and in chunks. To check a
+certificate, compute it on another machine: the content is the same on every machine, and contract.py says on which
+machines the digests must be equal.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Variation:
 
     Attributes:
         neighbours: seed of the other rows' content.
-        way: the name of another call of the case with the same results, or "".
+        way: the name of another call that must give the same results (Case.ways), or "".
     """
 
     batch: int = 1
@@ -66,8 +67,8 @@ class Entry:
         operator, direction, outputs: as in contract.py.
         exp: mode of the exponential, or "" without an exponential.
         options: the call's options, in words.
-        backends: the backends of contract.BACKENDS whose digests must be equal; the hardware exponential belongs to one
-            architecture.
+        backends: the backends whose digests must be equal, a name in contract.BACKENDS. With the hardware exponential
+            they have one architecture.
         batches, positions, layouts, ways, runs, padding: the tested variations.
         variations: number of compared computations.
         sha256: hash of the outputs' bytes when the row is computed alone.
@@ -107,7 +108,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All entries, and a description of the machine."""
+    """A certificate: all entries, and a description of the machine."""
 
     environment: Mapping[str, Any]
     entries: tuple[Entry, ...] = field(repr=False)
@@ -118,7 +119,7 @@ class Certificate:
 
     @property
     def first_failure(self) -> str:
-        """The first entry that is not invariant and the variation that shows it; nothing if all are."""
+        """The first entry that is not invariant, and the variation that shows it; "" if all entries are invariant."""
         return next((f"{entry.key}: {entry.differs}" for entry in self.entries if entry.differs), "")
 
     def as_json(self) -> dict[str, Any]:
@@ -138,12 +139,12 @@ def certify(
     """Computes a certificate.
 
     Args:
-        device: "auto" (a CUDA device where there is one), "cpu", "cuda" or "cuda:N".
-        operators: names of CERTIFIED; none: all.
-        quick: two shapes of each operator, what continuous integration runs.
-        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current arithmetic. A GPU always has its
+        device: "auto" (a CUDA device if there is one), "cpu", "cuda" or "cuda:N".
+        operators: names in CERTIFIED; empty: all of them.
+        quick: only two shapes of each operator, as in continuous integration.
+        arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current arithmetic. A GPU always uses its
             own.
-        arrays: arrays of a framework other than torch on `device`.
+        arrays: the arrays of another framework than torch, on `device`.
         progress: shows the number of computed entries.
     Raises: BadInput for a missing device or operator.
     """
@@ -186,7 +187,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def certify_case(case: Case, arrays: Arrays) -> Entry:
-    """Computes a case in every variation, until one differs."""
+    """Computes a case in every variation, and stops at the first variation that differs."""
     rows = case.token_sum
     variations = list(_of_token_sum(case) if rows else _of_row(case, _batches(arrays)))
     computed = _Computed(case, arrays)
@@ -278,7 +279,7 @@ class _Computed:
         return {name: t.to(self.arrays.device) for name, t in tensors.items()}
 
     def outputs(self, v: Variation) -> dict[str, bytes]:
-        """Bytes of the row, or of the token sum, by output."""
+        """The bytes of the row or of the token sum, for each output."""
         operands = self._padded(v) if self.case.token_sum else self._batch(v)
         operands |= self.shared
         given = {name: self.arrays.wrap(self.arrays.laid_out(t, v.layout)) for name, t in operands.items()}
@@ -332,7 +333,7 @@ def environment_of(arrays: Arrays) -> dict[str, Any]:
 
 
 def _sha256_of(files: Iterable[Path]) -> str:
-    """The hash of names, lengths and contents, in the order given."""
+    """The hash of the files' names, lengths and contents, in the given order."""
     root = Path(rk.__file__).parent
     digest = hashlib.sha256()
     for path in files:
@@ -344,8 +345,8 @@ def _sha256_of(files: Iterable[Path]) -> str:
 
 
 def digests(arrays: Arrays, quick: bool = False) -> dict[str, dict[str, str]]:
-    """sha256 of every case's row, computed alone, by key: under "every" if all backends have the same bits, else under
-    the arithmetic."""
+    """The sha256 of every case's row, computed alone, by the case's key. Digests are under "every" if all backends have
+    the same bits, else under the name of the arithmetic."""
     found: dict[str, dict[str, str]] = {}
     for case in certified_cases(arrays, quick):
         first = next(_of_token_sum(case) if case.token_sum else _of_row(case, BATCHES))
@@ -359,7 +360,8 @@ def _group(backends: str, arithmetic: str) -> str:
 
 
 def compare_digests(certificate: Certificate, recorded: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
-    """Keys whose digest equals the recorded one (of this arithmetic or of all), and keys whose digest differs."""
+    """Keys whose digest equals the recorded digest, and keys whose digest differs. Records are those of this arithmetic
+    and of "every"."""
     same: list[str] = []
     other: list[str] = []
     for entry in certificate.entries:
@@ -370,7 +372,7 @@ def compare_digests(certificate: Certificate, recorded: Mapping[str, Mapping[str
 
 
 def text_of(certificate: Certificate, date: bool = False) -> str:
-    """The certificate as JSON; without a date the same run gives the same text."""
+    """The certificate as JSON. Without a date, equal runs give equal text."""
     found = certificate.as_json()
     if date:
         found = {"date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")} | found
@@ -378,7 +380,7 @@ def text_of(certificate: Certificate, date: bool = False) -> str:
 
 
 def write_certificate(certificate: Certificate, path: Path, date: bool = False) -> None:
-    """Raises: BadInput if the file cannot be written."""
+    """Writes the certificate. Raises BadInput if the file cannot be written."""
     try:
         path.write_text(text_of(certificate, date), encoding="utf-8")
     except OSError as error:
@@ -386,7 +388,7 @@ def write_certificate(certificate: Certificate, path: Path, date: bool = False) 
 
 
 def print_certificate(certificate: Certificate, as_json: bool = False, date: bool = False) -> None:
-    """On stdout: JSON, or a table and a verdict that names the first variation that differs."""
+    """Prints JSON, or a table and a verdict that names the first variation that differs."""
     if as_json:
         print(text_of(certificate, date), end="")
         return

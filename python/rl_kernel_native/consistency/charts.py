@@ -1,4 +1,4 @@
-"""The charts of a report, drawn without a display and without outside references."""
+"""The charts of a report. They are drawn without a display, and refer to no other file."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "rlk", "font.size": 9.0, 
 
 
 def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
-    """The main result in one chart: differing tokens and the ratio's distance from 1, one bar per comparison and
-    batch."""
+    """The main result in one chart: differing tokens and the ratio's distance from 1, with one bar per comparison and
+    batch size."""
     with rc_context(_STYLE):
         rows = [(comparison, run) for comparison in comparisons for run in comparison.runs]
         figure = Figure(figsize=(11, 0.9 + 0.42 * len(rows)), layout="constrained")
@@ -51,8 +51,8 @@ def overview_chart(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def drift_chart(comparison: Comparison) -> Figure | None:
-    """Relative error and share of differing tokens, operator by operator in execution order, one line per batch size.
-    None if no operator differs. The first divergent operator and faults are named on the axis.
+    """Relative error and share of differing tokens per operator in execution order, with one line per batch size. The
+    axis names the first divergent operator and the faults. None if no operator differs.
     """
     if not any(run.first_divergent for run in comparison.runs):
         return None
@@ -61,7 +61,7 @@ def drift_chart(comparison: Comparison) -> Figure | None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         marks: dict[int, str] = {}
         for index, run in enumerate(comparison.runs):
-            # Lines drawn earlier are wider, so that a line drawn over them leaves them visible.
+            # Lines that are drawn earlier are wider, so they stay visible under later lines.
             width = 1.2 + 2.2 * (len(comparison.runs) - 1 - index)
             style: Any = {
                 "color": _COLORS[index % len(_COLORS)],
@@ -113,7 +113,7 @@ def _mark_layers(top: Axes, bottom: Axes, run: BatchRun) -> None:
 
 
 def histogram_chart(comparison: Comparison) -> Figure | None:
-    """Counts of the log-ratio training - rollout by half decade of its size, negative values to the left.
+    """Histogram of the log-ratio training - rollout by half decade of its size, with negative values on the left.
 
     None if every log-ratio is 0.
     """
@@ -124,7 +124,7 @@ def histogram_chart(comparison: Comparison) -> Figure | None:
         axes = figure.subplots()
         width = 0.8 / len(comparison.runs)
         low, high = _used_bins(comparison)
-        # Bin i of a side reaches up to edge i + 1; the last one has no end.
+        # Bin i of a side ends at edge i + 1; the last bin has no end.
         edges = [f"{edge:.0e}" for edge in comparison.runs[0].metrics.histogram_edges[1:]] + ["inf"]
         names = edges[low:high]
         for index, run in enumerate(comparison.runs):
@@ -146,7 +146,7 @@ def histogram_chart(comparison: Comparison) -> Figure | None:
 
 
 def _used_bins(comparison: Comparison) -> tuple[int, int]:
-    """Range of the histogram bins that are not empty in some run, on either side; never empty."""
+    """The range of bins that are not empty in at least one run, on either side. The range has at least one bin."""
     counts = [
         sum(pair)
         for pair in zip(
@@ -160,7 +160,7 @@ def _used_bins(comparison: Comparison) -> tuple[int, int]:
 
 
 def to_svg(figure: Figure) -> str:
-    """A standalone SVG document without date, so that equal runs give equal files."""
+    """A standalone SVG document. It has no date, so equal runs give equal files."""
     buffer = io.StringIO()
     with rc_context(_STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -1,6 +1,7 @@
 """Checks that both sides received the same input. Every failed check names the first differing position.
 
-Positions count from 0 at the first prompt token of a sequence, unless a message says "column" (of a padded batch).
+Positions count from 0 at the first prompt token of a sequence. Where a message says "column", it means a column of a
+padded batch.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ _NO_PADS = "give the prompt's own tokens without padding"
 
 @dataclass(frozen=True)
 class SideInputs:
-    """The input that one side really passed to the model, read back from its tensors.
+    """The input that one side actually passed to the model, read back from the tensors.
 
     Attributes:
         name: "rollout" or "training", for messages.
-        ids: token ids of each sequence, prompt and response, padding removed.
+        ids: token ids of each sequence: prompt and response, without padding.
         positions: position ids, same shape as ids.
-        special_ids: ids of bos, eos and pad on this side.
-        padding_side: the stated padding side.
+        special_ids: ids of bos, eos and pad that this side uses.
+        padding_side: the padding side that this side declares.
         masks: for a padded side, each sequence's row of the attention mask, padding included.
     """
 
@@ -45,7 +46,7 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, *, where: str, prompt: int) -> None:
-    """InputMismatch unless 0 <= id < vocab_size for all ids."""
+    """Raises InputMismatch if an id is outside [0, vocab_size)."""
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise InputMismatch(
@@ -59,7 +60,8 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, where: str, prompt: 
 def check_special_tokens(
     ids: Sequence[int], special_ids: Mapping[str, tuple[int, ...]], *, where: str, prompt: int
 ) -> None:
-    """InputMismatch for a doubled bos, or padding left at an end of a prompt. A pad that is also eos or bos is text."""
+    """Raises InputMismatch for two bos tokens at the beginning, or for padding at an end of a prompt. A pad id that is
+    also eos or bos counts as text."""
     bos, eos, pad = (special_ids.get(name, ()) for name in ("bos", "eos", "pad"))
     if len(ids) > 1 and ids[0] in bos and ids[1] == ids[0]:
         raise InputMismatch(
@@ -81,7 +83,7 @@ def check_special_tokens(
 
 
 def check_positions(positions: Sequence[int], *, where: str, prompt: int) -> None:
-    """InputMismatch unless positions are 0, 1, 2, ..."""
+    """Raises InputMismatch if positions are not 0, 1, 2, ..."""
     expected = range(len(positions))
     position = first_difference(positions, expected)
     if position < len(positions):
@@ -93,7 +95,7 @@ def check_positions(positions: Sequence[int], *, where: str, prompt: int) -> Non
 
 
 def check_padding(mask: Sequence[int], padding_side: PaddingSide, *, where: str, prompt: int) -> None:
-    """InputMismatch unless a mask row is ones, with zeros only on `padding_side` ("none": no zeros)."""
+    """Raises InputMismatch if a mask row has zeros anywhere except on `padding_side` ("none": no zeros)."""
     ones = sum(1 for value in mask if value)
     zeros = len(mask) - ones
     if padding_side == "left":
@@ -116,8 +118,8 @@ def check_sides(rollout: SideInputs, training: SideInputs) -> None:
     """Compares the inputs of the two sides: special token ids, padding, ids, places of special tokens, positions.
 
     Raises:
-        BadInput: the sides disagree on which ids are special, or on the number of sequences.
-        InputMismatch: anything else; names prompt and first differing position.
+        BadInput: the sides have different special ids, or different numbers of sequences.
+        InputMismatch: any other difference; the error names the prompt and the first differing position.
     """
     for name in sorted(set(rollout.special_ids) | set(training.special_ids)):
         ours, theirs = rollout.special_ids.get(name, ()), training.special_ids.get(name, ())

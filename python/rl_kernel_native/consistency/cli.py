@@ -28,7 +28,7 @@ EXIT_DRIFT = 1
 EXIT_BAD_INPUT = 2
 # Python's own status for a traceback is 1, which here means drift.
 EXIT_FAILURE = 3
-_STARTED = time.monotonic()  # before torch is imported, which takes seconds
+_STARTED = time.monotonic()  # set before torch is imported, because the import takes seconds
 
 app = typer.Typer(
     name="rlk",
@@ -83,8 +83,8 @@ def run_bench(context: typer.Context) -> None:
 @contextmanager
 def _statuses() -> Iterator[None]:
     """Turns exceptions into messages and exit statuses."""
-    # OpenMP reads the variable once, when torch is imported. Threads that spin while they wait make small operators
-    # many times slower when another process uses the cores. The way of waiting changes no result.
+    # OpenMP reads the variable once, when torch is imported. If threads spin while they wait, small operators become
+    # many times slower when another process uses the cores. How threads wait changes no result.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         with options_spelled():
@@ -105,7 +105,7 @@ def _statuses() -> Iterator[None]:
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(EXIT_FAILURE) from None
-    except SystemExit:  # rich exits for the same reason; its status would mean drift here
+    except SystemExit:  # rich exits when the pipe is closed; its status would mean drift here
         raise typer.Exit(EXIT_FAILURE) from None
     except Exception:
         traceback.print_exc()
@@ -121,7 +121,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
 
 
 def print_table(comparisons: Sequence[Comparison]) -> None:
-    """Prints verdicts, a short table and the findings on stdout, as plain text where stdout is not a terminal."""
+    """Prints verdicts, a short table and the findings on stdout; as plain text if stdout is not a terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -147,7 +147,7 @@ def print_table(comparisons: Sequence[Comparison]) -> None:
             )
     for comparison in comparisons:
         print(f"{comparison.settings.label}: {comparison}")
-    # A pipe has no width; names must not be cut there.
+    # A pipe has no width of its own, and names must not be cut in a pipe.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     console.print(table)
     for comparison in comparisons:
@@ -259,7 +259,8 @@ def compare(
 
 
 def _names_of(ops: str, one_alone: object) -> list[str]:
-    """The operators of each comparison, by --ops; only one comparison can run with other options or a record."""
+    """The operators of each comparison that --ops asks for. `one_alone` is true if other options allow only one
+    comparison."""
     from .settings import OPERATOR_SETS
 
     if ops in OPERATOR_SETS:

@@ -1,4 +1,5 @@
-"""Roll out, score the same ids with a training forward, compare. Once per batch size, then across batch sizes."""
+"""Generates a rollout, scores its ids with a training forward, and compares. This is done for each batch size; then
+rollouts of different batch sizes are compared."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ def run_compare(
     """Compares rollout and training log-probabilities of a model.
 
     Args:
-        loaded: the model of the rollout, and of the training side unless training_model is given.
-        prompts: from load_prompts with the same max_new_tokens.
+        loaded: the model of the rollout; also the training side's model if training_model is None.
+        prompts: prompts from load_prompts, called with the same max_new_tokens.
         training_model: another checkpoint of the same shape, for example the trainer's after a weight update.
 
     Raises:
-        BadInput: bad settings, models that the operators do not serve, NaN logits.
-        InputMismatch: the two sides were fed different ids, special tokens, positions or padding.
+        BadInput: bad settings, models that the operators do not support, NaN logits.
+        InputMismatch: the two sides got different ids, special tokens, positions or padding.
     """
     settings.check()
     trainer = training_model or loaded
@@ -187,7 +188,7 @@ def _train(
 ) -> TrainingResult:
     sequences = [request.ids for request in rollout.requests]
     side: PaddingSide = "left" if settings.padding_side == "left" else "right"
-    # Padding is masked, so any id will do if the model has no padding id.
+    # Padding is masked, so any id serves if the model has no padding id.
     pad_id = trainer.pad_id if trainer.pad_id is not None else 0
     batches = make_batches(sequences, settings.packing, settings.micro_batch_tokens, pad_id, side, trainer.device)
     inputs = batch_inputs(batches, settings.packing, side, trainer)

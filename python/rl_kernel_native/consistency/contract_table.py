@@ -13,7 +13,8 @@ WIDTH = 100
 
 
 def chosen_operators(names: Iterable[str]) -> tuple[str, ...]:
-    """The selected operators of the table; without a selection, all. Raises BadInput for an unknown name."""
+    """The selected operators of the table, or all operators if none is selected. Raises BadInput for an unknown
+    name."""
     chosen = tuple(names)
     for name in chosen:
         if name not in contract.operators():
@@ -22,7 +23,7 @@ def chosen_operators(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def kept(row: contract.Row) -> str:
-    """The variations that change no bit, in words."""
+    """The variations that do not change the bits, in words."""
     missing = [name for name in contract.VARIATIONS if name not in row.keeps]
     if not missing:
         return "any"
@@ -38,7 +39,7 @@ def bound(row: contract.Row) -> str:
 
 
 def print_table_of(operators: Iterable[str], as_json: bool) -> None:
-    """On stdout."""
+    """Prints the table, or JSON, on stdout."""
     if as_json:
         print(json.dumps(contract.as_json(operators), indent=1))
         return

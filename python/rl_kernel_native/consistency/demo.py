@@ -27,10 +27,10 @@ _PROMPTS = 16
 _MAX_NEW_TOKENS = 64
 _TRIAL_TOKENS = 4
 _BATCHES = (1, 8)
-# Training may take this share of the time that remains after the imports, and never more than this limit.
+# Training may take this share of the time that remains after the imports, up to a limit in seconds.
 _TRAINING_SHARE = 0.25
 _TRAINING_SECONDS = 45.0
-# The comparison's share of the time after the trial; the rest is for charts, and a reserve for a slower machine.
+# The comparison's share of the time after the trial. The rest is for charts, with a reserve for a slower machine.
 _COMPARISON_SHARE = 0.7
 
 
@@ -47,7 +47,7 @@ class DemoResult:
 
 
 def write_prompts(path: Path, texts: Sequence[str], bos_id: int) -> None:
-    """JSON lines with both text and ids, so that loading them checks the tokenizer too."""
+    """Writes JSON lines with text and ids, so that loading the prompts also checks the tokenizer."""
     lines = [json.dumps({"text": text, "prompt_ids": [bos_id, *text.encode()]}) for text in texts]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -74,8 +74,9 @@ def run_demo(
     Args:
         directory: receives model/, prompts.jsonl and the report files.
         ops: "stock", "rk" or "both", which compares stock and then rk.
-        minutes: the time for everything: training ends early, and a trial of a few tokens decides how long responses
-            are. The minimum is half a minute on two free cores, for imports, some training, the trial and the charts.
+        minutes: the time for the whole demo. If time is short, training ends early, and a trial of a few tokens decides
+            how long responses are. Imports, some training, the trial and the charts need at least half a minute on two
+            free cores.
         started: time.monotonic() when the program began, imports included; None: now.
 
     Raises:
@@ -121,7 +122,7 @@ def run_demo(
         f"{time.perf_counter() - training_started:.0f} s, on {len(training_files)} files of the standard library; "
         f"loss {outcome.first_loss:.2f} -> {outcome.last_loss:.2f} nats a byte"
     )
-    # Reads the files, as `rlk compare` would, so the saved model is compared.
+    # Reads the saved files as `rlk compare` would, so the comparison tests the saved model.
     loaded = load_model(model_directory, torch.bfloat16, torch_device)
     prompts = load_prompts(prompt_file, loaded, _MAX_NEW_TOKENS)
 
@@ -157,5 +158,5 @@ def _affordable(seconds_left: float, trial_seconds: float) -> int:
 
 
 def _program() -> list[str]:
-    """The name by which `rlk` was run; `rlk` if something else called."""
+    """The name under which `rlk` was run, or `rlk` if another program called this function."""
     return [sys.argv[0] if Path(sys.argv[0]).name == "rlk" else "rlk"]

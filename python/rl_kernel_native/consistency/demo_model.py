@@ -16,7 +16,7 @@ from .errors import BadInput
 from .progress import Advance
 
 BOS_ID, EOS_ID, PAD_ID = 256, 257, 258
-# Not a multiple of anything on purpose: real vocabularies end in a partial tile.
+# Deliberately no multiple of a tile's width, because real vocabularies also end in a partial tile.
 VOCAB_SIZE = 259
 MAX_STEPS = 300
 _CONTEXT = 512
@@ -28,7 +28,7 @@ _HELD_OUT = "argparse.py"
 
 @dataclass(frozen=True)
 class TrainOutcome:
-    """Steps done and the loss (nats per byte) of the first step and of the last ten."""
+    """The number of steps done, and the loss (nats per byte) of the first step and of the last ten steps."""
 
     steps: int
     first_loss: float
@@ -36,7 +36,8 @@ class TrainOutcome:
 
 
 def demo_files() -> tuple[list[bytes], bytes]:
-    """(contents of the standard library's top-level *.py files by name, one file held out for prompts)."""
+    """The contents of the standard library's top-level *.py files in the order of their names, and the one file that is
+    held out for prompts."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name)
     contents = {path.name: path.read_bytes() for path in paths}
     held_out = contents.pop(_HELD_OUT, b"")
@@ -89,7 +90,7 @@ _SHAPE: dict[str, Any] = {
 def new_model(seed: int, **shape: int) -> Any:
     """A Qwen3-shaped model: 4 layers, width 256, 8 query heads on 2 KV heads, q and k norms, tied head; float32.
 
-    `shape` may name other sizes, as Qwen3Config does.
+    `shape` may give other sizes, under the names of Qwen3Config.
     """
     import transformers
 
@@ -110,7 +111,7 @@ def new_model(seed: int, **shape: int) -> Any:
 def train(
     model: Any, data: torch.Tensor, *, seed: int, seconds: float, advance: Advance = lambda n: None
 ) -> TrainOutcome:
-    """Next-byte training for MAX_STEPS steps or `seconds`, whichever is first.
+    """Trains on the next byte for MAX_STEPS steps, or for `seconds` if that time ends earlier.
 
     Args:
         model: from new_model, float32, on any device; ends in evaluation mode.
@@ -126,7 +127,8 @@ def train(
         elapsed = time.perf_counter() - started
         if elapsed > seconds:
             break
-        # By time or by steps, whichever is further along, so that a slow machine's rate also ends near zero.
+        # Progress by time or by steps, whichever is larger, so that the learning rate ends near zero on slow machines
+        # too.
         done = max(step / MAX_STEPS, elapsed / seconds)
         for group in optimizer.param_groups:
             group["lr"] = _LEARNING_RATE * min(1.0, (step + 1) / _WARMUP_STEPS) * (1.0 - 0.9 * done)

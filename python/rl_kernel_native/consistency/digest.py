@@ -1,8 +1,9 @@
-"""One digest from laptop to GPU: a fixed model and text, and the sha256 of the log-probabilities a machine computes.
+"""A digest that compares machines, from a laptop to a GPU: the sha256 of the log-probabilities that a machine computes
+for a fixed model and text.
 
-The model, its tables of cos and sin and its text are in the package, so everybody computes the same thing. Other
-libraries only lay out tensors and compute a bfloat16 sum. `digests.json` holds the digest of each arithmetic. On a CPU
-`rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU says what the GPU must compute.
+The model, its tables of cos and sin, and its text are in the package, so every machine has the same operands. Other
+libraries only lay out tensors and compute a bfloat16 sum. `digests.json` holds the digest of each arithmetic. On a CPU,
+`rk.arithmetic("sm_90")` reproduces a Hopper GPU, so a CPU can compute the digest that the GPU must give.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .environment import arithmetic_of, computing_as
 
 DIRECTORY = Path(__file__).parent / "digest"
 MODEL, TEXT, DIGESTS = (DIRECTORY / name for name in ("model.safetensors", "text.json", "digests.json"))
-# The layouts of sequences in forwards; log-probabilities do not depend on them.
+# Layouts of the sequences in a forward. Log-probabilities must not depend on the layout.
 LAYOUTS = ("packed", "one by one", "chunks of 17")
 
 
@@ -32,7 +33,8 @@ class DigestModel:
 
     Attributes:
         shape: num_layers, num_q_heads, num_kv_heads, head_dim, eps.
-        weights: by transformers' names, bfloat16, and rope.cos and rope.sin, float32 [positions, head_dim / 2].
+        weights: bfloat16 weights under transformers' names, and rope.cos and rope.sin, float32 [positions, head_dim /
+            2].
         exp: mode of the exponential in attention and log-probabilities. The CPU models the hardware's exponential
             only for sm_90.
     """
@@ -48,7 +50,8 @@ class DigestModel:
             start: position of the first token, if the tokens are one sequence whose earlier keys and values are in
                 `cache`.
             cache: (keys, values) of each layer, extended in place; empty at the first call.
-            cu_seqlens: int32 [num_sequences + 1] of packed sequences, each from position 0 without a cache, or None.
+            cu_seqlens: int32 [num_sequences + 1], offsets of packed sequences that begin at position 0 without a cache;
+                or None.
         """
         shape, weights = self.shape, self.weights
         num_tokens, device = ids.shape[0], ids.device
@@ -96,9 +99,9 @@ class Digest:
 
     Attributes:
         arithmetic: "sm_90", "sm_80", "gfx942", "gfx90a" or "ieee".
-        sha256: of the little-endian float32 log-probabilities of all sequences, in order.
+        sha256: sha256 of the little-endian float32 log-probabilities of all sequences, in order.
         expected: the recorded digest, or None.
-        layouts: whether each layout of the sequences gave these bytes.
+        layouts: for each layout of the sequences, whether it gave the bytes of `sha256`.
         mean_logprob: nats per token; the value shows that the model has learnt something.
     """
 
@@ -112,7 +115,7 @@ class Digest:
 
     @property
     def agrees(self) -> bool:
-        """Whether the digest is the recorded one, in every layout."""
+        """Whether every layout gives the recorded digest."""
         return self.sha256 == self.expected and all(self.layouts.values())
 
 
@@ -133,7 +136,7 @@ def digest_sequences() -> list[list[int]]:
 
 @torch.no_grad()
 def score(model: DigestModel, sequences: list[list[int]], device: torch.device, layout: str) -> list[torch.Tensor]:
-    """Log-probabilities float32 [length - 1] of each sequence's tokens but the first."""
+    """For each sequence, log-probabilities float32 [length - 1] of its tokens from the second on."""
     if layout == "packed":
         flat = torch.tensor([token for ids in sequences for token in ids], device=device)
         lengths = torch.tensor([0, *map(len, sequences)])

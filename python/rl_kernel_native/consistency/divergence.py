@@ -1,4 +1,4 @@
-"""Find the first operator, in execution order, whose output differs between the two sides."""
+"""Finds the first operator, in execution order, whose output differs between the two sides."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class OperatorDrift:
         order: place in execution order.
         layer: decoder layer, None before and after the layers.
         tokens, differing_tokens: number of tokens recorded on both sides, and number of tokens with a differing byte.
-        max_abs, mean_abs: of elementwise differences.
-        max_relative, mean_relative: of a token's ||training - rollout|| / ||rollout||.
+        max_abs, mean_abs: maximum and mean of the elementwise differences.
+        max_relative, mean_relative: maximum and mean over tokens of ||training - rollout|| / ||rollout||.
         first_prompt, first_position: first differing token; -1 when none differs.
         first_phase: "prefill" or "decode": how the rollout computed that token; "" when none differs.
-        first_here: number of tokens whose first differing operator is this operator. For attention the cause may still
-            be an earlier token, whose keys and values it reads.
+        first_here: number of tokens whose first differing operator is this operator. For attention, the cause may still
+            be an earlier token, because attention reads the keys and values of earlier tokens.
     """
 
     order: int
@@ -54,7 +54,8 @@ def layer_of(name: str) -> int | None:
 def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -> list[OperatorDrift]:
     """Gives one OperatorDrift per operator that both sides recorded, in the rollout's execution order.
 
-    Tokens that only one side recorded (the last sampled token is never fed to the rollout) are left out.
+    Tokens that only one side recorded are left out, such as the last sampled token, which is never an input of the
+    rollout.
     """
     drifts: list[OperatorDrift] = []
     diverged = torch.zeros(0, dtype=torch.long)
@@ -66,7 +67,7 @@ def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -
             continue
         differs = bytes_differ(a, b).any(dim=1)
         delta = (b.double() - a.double()).abs()
-        # NaN against anything else counts as an infinite error; equal NaNs have equal bytes and count as no error.
+        # A NaN on one side counts as an infinite error. NaNs with equal bytes count as no error.
         delta = torch.where(differs[:, None], delta.nan_to_num(nan=float("inf"), posinf=float("inf")), 0.0)
         norm = a.double().norm(dim=1)
         relative = torch.where(differs, delta.norm(dim=1) / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
@@ -111,7 +112,7 @@ def _phase(token: tuple[int, int], prompt_lengths: list[int]) -> str:
 def first_divergent(drifts: list[OperatorDrift]) -> OperatorDrift | None:
     """The first operator with a differing byte, or None.
 
-    The recorded tokens are beginnings of sequences. Every input of this operator, the keys and values of earlier
-    positions included, therefore has equal bytes on both sides. The difference begins here and was not inherited.
+    The recorded tokens of a sequence always begin at its first token. Therefore every input of this operator has equal
+    bytes on both sides, including keys and values of earlier positions. The operator itself causes the difference.
     """
     return next((drift for drift in drifts if drift.differing_tokens), None)

@@ -18,7 +18,7 @@ from .._machine import cpu_model
 from .errors import BadInput
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "matplotlib")
-# These environment variables select other kernels, and so other bits.
+# These environment variables can select other kernels, and therefore change bits.
 _VARIABLES = (
     "CUBLAS_WORKSPACE_CONFIG",
     "CUBLASLT_WORKSPACE_SIZE",
@@ -34,7 +34,7 @@ Value = str | int | float | bool | None
 
 
 def versions() -> dict[str, Value]:
-    """Version of Python, of this package and of each package that takes part; None when absent."""
+    """The versions of Python, of this package and of the packages that it uses; None for a package that is absent."""
     found: dict[str, Value] = {"python": platform.python_version()}
     for package in ("rl-kernel-native", *_PACKAGES):
         try:
@@ -48,7 +48,8 @@ def versions() -> dict[str, Value]:
 
 
 def computing_as(unit: str | None, device: torch.device) -> AbstractContextManager[None]:
-    """A context with the arithmetic of --arithmetic; None keeps the device's own. BadInput for an unknown unit."""
+    """A context that computes in the arithmetic of --arithmetic. None keeps the device's own arithmetic. BadInput for
+    an unknown unit."""
     if unit is None:
         return nullcontext()
     if unit not in UNITS:

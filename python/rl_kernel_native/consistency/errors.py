@@ -1,6 +1,7 @@
 """Errors that end a comparison with one clear message instead of a traceback.
 
-`rk.compare` and `rlk compare` share their checks. `spelled` writes an argument as the caller does.
+`rk.compare` and `rlk compare` share their checks. `spelled` writes an argument as a Python argument or as an option, as
+the caller wrote it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _OPTIONS = {"batch_sizes": "--batch", "model_a": "--model", "model_b": "--traini
 
 @contextmanager
 def options_spelled() -> Iterator[None]:
-    """A context whose errors speak of options of the command line."""
+    """A context in which errors name options of the command line instead of Python arguments."""
     token = _by_options.set(True)
     try:
         yield

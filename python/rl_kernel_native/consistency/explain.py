@@ -1,5 +1,5 @@
-"""The findings in sentences: the verdict first, then the place where drift begins, the operators that ran, and the
-limits of the observation."""
+"""The findings in sentences: the verdict, then the place where drift begins, the operators that ran, and what the run
+could not observe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .errors import spelled
 from .result import NAMED_FAULTS, ROUNDING, BatchRun, Comparison
 
-# The operator of this library that computes a kind of result, where the two have different names.
+# Kinds of results, and the operator of this library that computes such a result if its name differs from the kind.
 _CALLS = {"rotary_emb": "rope", "mul": "silu_mul", "activation": "silu_mul", "lm_head": "linear"}
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 
@@ -68,7 +68,7 @@ def _ownership(comparison: Comparison) -> str:
 
 
 def served_by(comparison: Comparison, kind: str) -> str:
-    """ "rk", "stock" or "both" (a side each) for a kind of operator."""
+    """ "rk", "stock" or "both" for a kind of operator; "both" means that the two sides differ."""
     return next((row.served_by for row in comparison.operator_table if row.operator == kind), "stock")
 
 

@@ -1,8 +1,9 @@
-"""Judges every operator by itself: the training side runs again, and each operator reads the rollout operator's input.
+"""Judges every operator by itself: the training side runs again, and each operator gets the input that the rollout's
+operator had.
 
-After an operator has computed, its output is compared with the rollout's output and then replaced by the rollout's. No
-operator therefore sees the errors of an earlier operator. An error must come from the operator itself: a weight, an
-epsilon, a bias, a rotation or a temperature.
+After an operator has run, its output is compared with the rollout's output and then replaced by the rollout's output.
+The errors of an earlier operator therefore never reach a later one. An error must come from the operator itself: a
+weight, an epsilon, a bias, a rotation or a temperature.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-15, "floa
 _TF32 = 2.0**-10
 # A token's vector may be off by this many roundings; attention also rounds its scores and probabilities.
 _ROUNDINGS, _ROUNDINGS_OF_ATTENTION = 3.0, 12.0
-# A common factor of all tokens is visible below one rounding, because roundings have no common direction.
+# A factor common to all tokens is visible even if it is smaller than one rounding, because roundings have no common
+# direction.
 _ROUNDINGS_OF_FACTOR = 0.5
-# Bounds of log-probabilities, which both sides form in float32, whatever the dtype of the model.
+# Bounds of log-probabilities. Both sides compute them in float32, for any dtype of the model.
 _LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
-# Tokens with very small outputs are measured relative to a share of the other tokens' outputs.
+# A token with a very small output is measured relative to this share of the median output of all tokens.
 _LEAST_SHARE = 0.1
-# A factor explains errors if their part across the rollout's vectors, less a rounding, is at most this share of the
-# part along them.
+# A factor explains the errors if they lie mostly along the rollout's vectors. Their part across these vectors, minus a
+# rounding, must then be at most this share of the part along these vectors.
 _LARGEST_ACROSS = 0.5
 
 
@@ -35,9 +37,11 @@ class Judgement:
 
     Attributes:
         error: largest relative error of a token's vector.
-        factor: median over tokens of the training vector's component along the rollout's; 1.0 if neither is larger.
-        scaled: the factor explains the errors, because the training vectors point where the rollout's do.
-        roundings: `error`, or the deviation of `factor` from 1 if that is larger, in units that rounding explains.
+        factor: median over tokens of the training vector's component along the rollout's vector, divided by its length;
+            1.0 means equal sizes.
+        scaled: whether the factor explains the errors: training vectors have the same direction as the rollout's
+            vectors.
+        roundings: the larger of `error` and the deviation of `factor` from 1, in units of one rounding.
         prompt, position: token of the largest error.
     """
 
@@ -61,7 +65,7 @@ def rounding_of(dtype: torch.dtype, device: torch.device) -> float:
 
 
 class Judge(Recorder):
-    """A recorder of the training side that keeps no values: it compares each value with the rollout's, and then
+    """A recorder of the training side that keeps no values. It compares each value with the rollout's value, and then
     substitutes the rollout's value.
 
     Args:
@@ -139,8 +143,8 @@ class Judge(Recorder):
 def _replaced(
     values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...], wanted: torch.Tensor, in_place: bool
 ) -> tuple[torch.Tensor, ...]:
-    """`values` with the rows of `wanted` at `index`. The sum before a norm continues as the residual, so it is
-    overwritten in place."""
+    """`values` with the rows of `wanted` at `index`. With `in_place`, `values` are overwritten: the sum before a norm
+    is also the residual, which later layers read."""
     made = []
     start = 0
     for value in values:

@@ -1,6 +1,6 @@
-"""Entry point of `rlk`: it names a command's missing requirements before it imports the command.
+"""Entry point of `rlk`. If packages that a command needs are missing, it names them before it imports the command.
 
-`doctor`, `bench` and `--version` need only NumPy, so they work without the extra of the other commands.
+`doctor`, `bench` and `--version` need only NumPy, so they work without the optional packages of the other commands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from .. import _variants
 from .tools import run_tool, version
 
-EXIT_BAD_INPUT = 2  # not 1, Python's status for a traceback, which here means drift
+EXIT_BAD_INPUT = 2  # not 1: that is Python's status for a traceback, and here means drift
 
 
 def main() -> None:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# |ratio - 1| beyond this is clipped by PPO and GRPO with their usual setting.
+# PPO and GRPO with their usual setting clip ratios whose |ratio - 1| exceeds this number.
 CLIP_RANGE = 0.2
-# Histogram of |log-ratio| by decade keeps tiny and huge drift in one picture; signs are kept apart.
+# A histogram of |log-ratio| by half decade shows tiny and huge drift in one picture. Negative and positive log-ratios
+# are counted separately.
 HISTOGRAM_EDGES = [0.0] + [10.0**exponent for exponent in np.arange(-8.0, 1.5, 0.5)]
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The token with the largest |dlogp|: `position` is that of the scored token in its sequence."""
+    """The token with the largest |dlogp|: `position` is the scored token's position in its sequence."""
 
     prompt: int
     position: int
@@ -33,13 +34,13 @@ class Metrics:
         differing_tokens: tokens whose float32 bytes differ.
         kl_k1, kl_k3: estimates of KL(rollout || training) from rollout samples: mean(-r) and mean(exp(r) - 1 - r),
             r = training - rollout.
-        max_abs_ratio, mean_abs_ratio: of |exp(r) - 1|, how far the importance ratio is from 1.
+        max_abs_ratio, mean_abs_ratio: maximum and mean of |exp(r) - 1|, the distance of the importance ratio from 1.
         clip_fraction: share of tokens with |exp(r) - 1| > 0.2.
         non_finite: tokens whose difference is NaN or infinite; they count as differing and are excluded from the means.
         histogram_edges, histogram_negative, histogram_positive: counts of |r| by half decade, for r < 0 and r > 0;
-            a last bin holds everything beyond the last edge.
+            the last bin counts everything beyond the last edge.
         logits_equal_tokens: tokens whose logits rows have the same bytes on both sides.
-        logprob_differs_on_equal_logits: tokens of that kind whose log-probability still differs.
+        logprob_differs_on_equal_logits: number of those tokens whose log-probability still differs.
     """
 
     tokens: int
@@ -62,7 +63,7 @@ class Metrics:
 
 
 def bytes_differ(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """bool, elementwise: raw bytes differ (so -0 differs from +0, and a NaN equals itself)."""
+    """bool, elementwise: whether the raw bytes differ (-0 differs from +0, and a NaN equals itself)."""
     int_type = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.contiguous().view(int_type) != b.contiguous().view(int_type)
 
@@ -78,14 +79,14 @@ def compare_logprobs(
 
     Args:
         rollout, training: float32 [response length] of each sequence.
-        responses: sampled ids, same shape.
+        responses: sampled ids, in the same shape.
         logits_equal: whether the rows of logits that score a token have the same bytes; same shape.
     """
     old, new = torch.cat(list(rollout)), torch.cat(list(training))
     differs = bytes_differ(old, new).numpy()
     equal_logits = np.array([flag for flags in logits_equal for flag in flags], dtype=bool)
     ratio = (new.double() - old.double()).numpy()
-    # -inf on both sides is agreement, not NaN.
+    # -inf on both sides counts as equal: its difference is set to 0 instead of NaN.
     ratio[~differs] = 0.0
     finite = np.isfinite(ratio)
     kept = ratio[finite]

@@ -1,4 +1,4 @@
-"""Load and check a Hugging Face causal LM: a directory, a Hub id or a model in memory. No pickle is ever read."""
+"""Loads and checks a Hugging Face causal LM from a directory, a Hub id or memory. It never reads a pickle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
-# "dynamic" and "longrope" change their frequencies with the longest sequence of the batch, by design.
+# "dynamic" and "longrope" are not supported: by design, their frequencies depend on the longest sequence of the batch.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 # The form of a Hub id, the time limit for the Hub, and the files that are read from its repository.
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -36,7 +36,8 @@ _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal LM in evaluation mode and the facts about it that the comparison needs. directory: None in memory."""
+    """A causal LM in evaluation mode and the facts about it that the comparison needs. directory: None for a model in
+    memory."""
 
     model: Any
     name: str
@@ -62,7 +63,8 @@ class LoadedModel:
 
 
 def parse_dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    """The torch dtype of a name in DTYPES, or one of these dtypes itself; None for None; BadInput for any other."""
+    """The torch dtype for a name in DTYPES. One of these dtypes, or None, is returned unchanged; BadInput for any other
+    value."""
     if name is None or name in DTYPES.values():
         return name  # type: ignore[return-value]
     if not isinstance(name, str) or name not in DTYPES:
@@ -86,7 +88,8 @@ def parse_device(name: str) -> torch.device:
 
 
 def find_directory(name: str | Path, argument: str = "model_a") -> Path:
-    """The directory of a model: a directory's path as it is, a Hub id by huggingface_hub, from its cache or the Hub.
+    """The directory of a model. The path of a directory is returned unchanged; huggingface_hub finds a Hub id in its
+    cache or on the Hub.
 
     Raises: BadInput for a path that is missing or is a file, and for an id that is not available.
     """
@@ -120,7 +123,8 @@ def _silence_of_hub(name: str) -> str | None:
     """The reason why the Hub is unreachable, found by one request of at most _HUB_SECONDS; None if it answers, even
     with an error.
 
-    A thread limits the time: a download retries many times, and a silent name server has no timeout.
+    The request runs in a thread, which limits its time: a download would retry many times, and a silent name server has
+    no timeout.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -132,7 +136,7 @@ def _silence_of_hub(name: str) -> str | None:
             HfApi().model_info(name, timeout=_HUB_SECONDS)
         except HfHubHTTPError:
             silence[0] = None
-        except Exception as error:  # several libraries by version: no route, no name, a refusal, a timeout
+        except Exception as error:  # types of several libraries: no route, no name, a refusal, a timeout
             silence[0] = f"{type(error).__name__}: {error}"
         else:
             silence[0] = None
@@ -177,10 +181,11 @@ def read_config(directory: Path) -> dict[str, Any]:
 def load_model(
     name: str | Path, dtype: torch.dtype | None, device: torch.device, argument: str = "model_a"
 ) -> LoadedModel:
-    """A model of FAMILIES from files, in `dtype` (None: the checkpoint's) on `device`, in evaluation mode.
+    """Loads a model of a family in FAMILIES from files, in `dtype` (None: the checkpoint's) on `device`, in evaluation
+    mode.
 
     Raises:
-        BadInput: no such model, another family, damaged or incomplete weights, pickled weights only.
+        BadInput: no such model, another family, weights that are damaged or incomplete, or only pickled weights.
     """
     directory = find_directory(name, argument)
     read_config(directory)
@@ -216,8 +221,8 @@ def load_model(
 def in_memory(
     model: Any, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Iterator[LoadedModel]:
-    """LoadedModel for a caller's model, in evaluation mode while the context is open. A twin without the patch replaces
-    a patched model; a copy replaces a model of another dtype or on another device.
+    """The LoadedModel of a caller's model, which is in evaluation mode while the context is open. If the model is
+    patched, its LoadedModel holds a twin without the patch. If the model has another dtype or device, it holds a copy.
 
     Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
     """
@@ -242,19 +247,19 @@ def in_memory(
 
 
 def is_patched(model: Any) -> bool:
-    """Whether rk.patch_model serves a part of a model in memory."""
+    """Whether rk.patch_model has patched any module of a model in memory."""
     return isinstance(model, torch.nn.Module) and any(is_served(module) for module in model.modules())
 
 
 def patched_in_part(model: Any) -> str | None:
-    """The operators of a patch that does not serve all of them; None for any other model."""
+    """The operators of a patched model if its patch covers only some of patch.OPS; None for any other model."""
     chosen = patch.chosen_ops(model)
     return None if chosen is None or chosen == frozenset(patch.OPS) else ", ".join(sorted(chosen))
 
 
 def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) -> dict[int, torch.Tensor]:
-    """Copies, by the originals' ids, of parameters in another dtype and of parameters and buffers on another device.
-    Buffers keep their dtype, as in from_pretrained."""
+    """Copies, by the id of the original tensor, of every parameter whose dtype or device must change, and of every
+    buffer whose device must change. Buffers keep their dtype, as in from_pretrained."""
     copies: dict[int, torch.Tensor] = {}
     for tensor in (*model.parameters(), *model.buffers()):
         cast = dtype if isinstance(tensor, torch.nn.Parameter) and tensor.is_floating_point() else None
@@ -266,15 +271,15 @@ def _copies(model: Any, dtype: torch.dtype | None, device: torch.device | None) 
 
 
 def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
-    """A copy without a patch, in evaluation mode, with its class's forward. The copy shares the model's parameters and
-    buffers, except for those with copies."""
+    """A copy of the model without a patch, in evaluation mode, with its class's forward. The twin shares the model's
+    parameters and buffers, except those that have a copy in `copies`."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared | copies)
-    twin.__dict__.pop("forward", None)  # TRL's GRPOTrainer and accelerate put one there, which runs the original
+    twin.__dict__.pop("forward", None)  # an instance's own forward (TRL, accelerate) runs the original
     holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
     try:
         for module in holding:
-            if not any(child in holding for child in module.children()):  # the patched module itself, not its parents
+            if not any(child in holding for child in module.children()):  # only the innermost patched module
                 patch.unpatch(module)
     except ValueError as error:
         raise BadInput(f"{name}: it is patched, and its patch cannot be taken off: {error}") from error
@@ -287,7 +292,7 @@ def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
 
 
 def wrap_model(model: Any, name: str, directory: Path | None) -> LoadedModel:
-    """LoadedModel of a transformers model that is already in memory; sets its attention implementation."""
+    """The LoadedModel of a transformers model in memory. Sets the model's attention implementation."""
     model.set_attn_implementation(ATTENTION_NAME)
     config = model.config
     weight = model.lm_head.weight
@@ -311,7 +316,7 @@ def wrap_model(model: Any, name: str, directory: Path | None) -> LoadedModel:
 
 
 def quiet_transformers() -> None:
-    """Turns off transformers' own progress bars and advice, which would end up in a pipe."""
+    """Turns off transformers' progress bars and advice, which would otherwise be written into a pipe."""
     import transformers
 
     log: Any = transformers.utils.logging

@@ -1,6 +1,6 @@
-"""The implementations of each side's operators, as chosen by --ops, or by --rollout-ops and --training-ops.
+"""The implementations of each side's operators, which --ops, or --rollout-ops and --training-ops, choose.
 
-Other operators run as torch and transformers ship them, and the table says so.
+Operators without a choice run as torch and transformers ship them, and the table says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _CHUNK_ROWS = 1024
 
 @dataclass(frozen=True)
 class OperatorRow:
-    """One line of the operator table: the implementation on each side, and its origin."""
+    """One line of the operator table: the implementation on each side, and whether it is stock, this library's, or
+    both."""
 
     operator: str
     served_by: ServedBy
@@ -61,7 +62,8 @@ _STOCK_ROWS = (
     OperatorRow("lm_head", "stock", _LINEAR, _LINEAR),
 )
 
-# In the order of a forward pass; None: an element's sum, rounded once, which has the same bits everywhere.
+# (operator, this library's function), in the order of a forward pass. None means an elementwise sum: it is rounded
+# once, so it has the same bits on every machine.
 _RK_ROWS = (
     ("embedding", "embedding"),
     ("rotary_emb", "rope's tables of cos and sin"),
@@ -97,7 +99,7 @@ class StockOperators:
             yield
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """The arguments that tell the model where each sequence of a training batch lies."""
+        """The arguments that tell the model where each sequence of a training batch begins and ends."""
         if self.name != "flash":
             return {"attention_mask": batch.mask}
         if batch.cu_seqlens is None:
@@ -106,7 +108,7 @@ class StockOperators:
         return {f"cu_seq_lens_{x}": batch.cu_seqlens for x in "qk"} | {f"max_length_{x}": longest for x in "qk"}
 
     def decode_mask(self, key_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """bool [B, L], 1 for keys of a row, or None -> the mask of a decode step."""
+        """The mask of a decode step, from bool [B, L] with 1 for the keys of a row, or from None."""
         if self.name == "flash":
             return key_mask
         return None if key_mask is None else key_mask[:, None, None, :]
@@ -125,18 +127,19 @@ class StockOperators:
         ]
 
     def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[B, vocab_size] any float dtype, int64 [B] -> float32 [B], nats."""
+        """float32 [B], in nats, from logits [B, vocab_size] of any float dtype and target int64 [B]."""
         scores = _wide(logits) / temperature
         return torch.log_softmax(scores, dim=-1).gather(1, target[:, None])[:, 0].float()
 
     def training_logprob(
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        """From the head's [N, vocab_size] logits, any float dtype, int64 [N] -> float32 [N], nats."""
+        """float32 [N], in nats, from the head's logits [N, vocab_size] of any float dtype and target int64 [N]."""
         return self.logprob_of_logits(logits, target, temperature)
 
     def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[N, vocab_size] any float dtype, int64 [N] -> float32 [N], nats, by the training side's formula."""
+        """float32 [N], in nats, by the training side's formula, from logits [N, vocab_size] of any float dtype and
+        target int64 [N]."""
         parts = []
         for start in range(0, len(target), _CHUNK_ROWS):
             scores = _wide(logits[start : start + _CHUNK_ROWS]) / temperature
@@ -146,8 +149,8 @@ class StockOperators:
 
 
 class RkOperators:
-    """This library's operators throughout. The rollout scores logits and training scores hidden states, with the same
-    bits."""
+    """This library's operators for every step. The rollout scores logits, and training scores hidden states, with the
+    same bits."""
 
     name = "rk"
     served_by: ServedBy = "rk"
@@ -176,13 +179,13 @@ class RkOperators:
             self._library.unpatch_model(model)
 
     def training_mask(self, batch: MicroBatch) -> dict[str, Any]:
-        """The arguments that tell the model where each sequence of a training batch lies."""
+        """The arguments that tell the model where each sequence of a training batch begins and ends."""
         if batch.cu_seqlens is not None:
             return {"cu_seq_lens_q": batch.cu_seqlens}
         return {"attention_mask": batch.key_mask}
 
     def decode_mask(self, key_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """bool [B, L], 1 for keys of a row, or None -> the mask of a decode step."""
+        """The mask of a decode step, from bool [B, L] with 1 for the keys of a row, or from None."""
         return key_mask
 
     def table(self) -> list[OperatorRow]:
@@ -203,22 +206,23 @@ class RkOperators:
         ]
 
     def rollout_logprob(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[B, vocab_size] float32, bfloat16 or float16, int64 [B] -> float32 [B], nats."""
+        """float32 [B], in nats, from logits [B, vocab_size], float32, bfloat16 or float16, and target int64 [B]."""
         result: torch.Tensor = self._library.logprob(logits, target, temperature=temperature)
         return result
 
     def training_logprob(
         self, head: Any, hidden: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, temperature: float
     ) -> torch.Tensor:
-        """From the head's [N, hidden_size] input, float32, bfloat16 or float16, int64 [N] -> float32 [N], nats. Only
-        the dtype of ``logits`` is used."""
+        """float32 [N], in nats, from the head's input [N, hidden_size], float32, bfloat16 or float16, and target int64
+        [N]. Only the dtype of ``logits`` is used."""
         result: torch.Tensor = self._library.linear_logprob(
             hidden, head.weight, target, bias=head.bias, temperature=temperature, logits_dtype=logits.dtype
         )
         return result
 
     def logprob_of_logits(self, logits: torch.Tensor, target: torch.Tensor, temperature: float) -> torch.Tensor:
-        """[N, vocab_size], int64 [N] -> float32 [N], nats: the result of training_logprob for the same logits."""
+        """float32 [N], in nats, from logits [N, vocab_size] and target int64 [N]: the bits of training_logprob for the
+        same logits."""
         return self.rollout_logprob(logits, target, temperature)
 
 
@@ -226,13 +230,13 @@ Operators = StockOperators | RkOperators
 
 
 def make_operators(name: str, argument: str) -> Operators:
-    """The operators of a name in OPERATOR_SETS. Errors name the argument, rollout_ops or training_ops."""
+    """The operators that a name in OPERATOR_SETS stands for. Errors name `argument`: rollout_ops or training_ops."""
     return RkOperators(argument) if name == "rk" else StockOperators(name, argument)
 
 
 def operator_table(rollout: Operators, training: Operators) -> list[OperatorRow]:
-    """The implementations on both sides, in the order of a forward pass. An operator that both sides share is named
-    once."""
+    """The implementations on both sides, in the order of a forward pass. If both sides have the same implementation,
+    its row names it once."""
     ours = {row.operator: row for row in rollout.table()}
     theirs = {row.operator: row for row in training.table()}
     rows = []

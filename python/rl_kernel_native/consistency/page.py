@@ -1,4 +1,4 @@
-"""One HTML page with everything inside: no scripts, no links, no outside files."""
+"""One self-contained HTML page, without scripts, links or other files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _number(value: float | int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A sentence as HTML, in which no line ends within a number or a formula between bars."""
+    """A sentence as HTML. No line breaks inside a number or inside a formula between bars."""
     return re.sub(r"\d[\d.]*e-\d+|(?:max |mean )?\|[^|]*\|", r'<span class="number">\g<0></span>', html.escape(text))
 
 
@@ -136,7 +136,7 @@ def render_page(report: Mapping[str, Any], comparisons: Sequence[Comparison], fi
 
     Args:
         report: report_object of the comparisons.
-        figures: SVG elements: overview, and drift_<ops> and log_ratio_<ops> where there is something to draw.
+        figures: SVG elements by name: overview, and drift_<ops> and log_ratio_<ops> if they have something to show.
     """
     first = comparisons[0]
     setting = {

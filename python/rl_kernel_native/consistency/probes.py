@@ -1,4 +1,4 @@
-"""Records every operator's output for chosen tokens, in execution order, on either side.
+"""Records the output of every operator for chosen tokens, in execution order, on each side.
 
 A token is identified by (prompt, position of the input token). A Recorder's hooks only read, so a probed run computes
 the same bits as an unprobed run.
@@ -38,10 +38,10 @@ def logits_digests(logits: torch.Tensor) -> list[bytes]:
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """Which tokens are recorded: positions below limits[prompt], for the prompts named there.
+    """The tokens to record: positions below limits[prompt], for each prompt in ``limits``.
 
-    These positions always begin the sequence. A token's attention reads all earlier positions, so only such a set lets
-    one conclude from "all earlier operators agree" that an operator's inputs agree.
+    These positions always include the beginning of the sequence, because a token's attention reads all earlier
+    positions. Only then does the agreement of all earlier operators imply that an operator's inputs agree.
     """
 
     limits: dict[int, int]
@@ -52,7 +52,8 @@ class ProbePlan:
 
 
 def plan_probes(lengths: Sequence[int], bytes_per_token: int, budget_bytes: int) -> ProbePlan:
-    """All tokens when they fit the budget, else whole sequences spread over the prompts, else a part of one sequence.
+    """Plans all tokens if they fit the budget, else whole sequences spread over the prompts, else a part of one
+    sequence.
 
     Args:
         lengths: longest possible length of each sequence.
@@ -75,20 +76,21 @@ def probe_bytes_per_token(config: Any, itemsize: int) -> int:
 
 
 class Trace:
-    """Values of operators for recorded tokens; names keep the order in which operators first ran."""
+    """The values of operators for recorded tokens. Names are in the order in which the operators first ran."""
 
     def __init__(self) -> None:
         self.kinds: dict[str, str] = {}
         self._chunks: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # the requested operators, sorted
+        self._sorted: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}  # operators whose values were requested, sorted
 
     def add(self, name: str, kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """values [n, ...] of operator `name` for the tokens keys int64 [n]."""
+        """Adds values [n, ...] of operator `name` for the tokens with the keys int64 [n]."""
         self.kinds.setdefault(name, kind)
         self._chunks.setdefault(name, []).append((keys, values.detach().reshape(len(keys), -1).cpu()))
 
     def values(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """(keys int64 [n] ascending, values [n, width]) of one operator, which receives no more values."""
+        """(keys int64 [n] ascending, values [n, width]) of one operator. After this call, no more values may be added
+        to it."""
         if name not in self._sorted:
             chunks = self._chunks.pop(name)
             keys = torch.cat([chunk[0] for chunk in chunks])
@@ -97,7 +99,7 @@ class Trace:
         return self._sorted[name]
 
     def lookup(self, name: str, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bool [n]: whether each key of int64 [n] is recorded; and the values of the recorded keys."""
+        """bool [n], whether each of the keys int64 [n] is recorded; and the values of the recorded keys."""
         have, values = self.values(name)
         place = torch.searchsorted(have, keys).clamp_max(len(have) - 1)
         known = have[place] == keys
@@ -105,7 +107,8 @@ class Trace:
 
 
 class Recorder:
-    """Fills a Trace from hooks. Before each forward `begin` assigns a token to each row and column of the batch."""
+    """Fills a Trace from hooks. Before each forward, `begin` says which token is at each row and column of the
+    batch."""
 
     replaces = False  # whether the model continues with values other than its own
 
@@ -135,7 +138,7 @@ class Recorder:
     def add_tokens(
         self, name: str, kind: str, prompts: Sequence[int], positions: Sequence[int], value: torch.Tensor
     ) -> torch.Tensor:
-        """value [n, ...] of individually listed tokens; tokens outside the plan are dropped."""
+        """Records value [n, ...] of listed tokens; tokens outside the plan are dropped."""
         chosen = [i for i, item in enumerate(zip(prompts, positions, strict=True)) if self.plan.wants(*item)]
         keys = torch.tensor([token_key(prompts[i], positions[i]) for i in chosen], dtype=torch.long)
         return self._take(name, kind, (value,), keys, torch.tensor(chosen, dtype=torch.long, device=value.device))[0]
@@ -149,7 +152,7 @@ class Recorder:
 
 
 def gathered(values: tuple[torch.Tensor, ...], index: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The chosen tokens of one operator's values, one row per token."""
+    """One operator's values for the chosen tokens, one row per token."""
     rows = [value[index].reshape(len(index[0]), -1) for value in values]
     return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
 
@@ -176,7 +179,7 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             output(layer.input_layernorm, prefix + "input_layernorm", "rms_norm")
             for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
                 output(getattr(attention, name), f"{prefix}self_attn.{name}", "linear")
-            for name in ("q_norm", "k_norm"):  # Llama has none
+            for name in ("q_norm", "k_norm"):  # Llama has no such norms
                 output(getattr(attention, name, None), f"{prefix}self_attn.{name}", "rms_norm")
             setattr(attention, OBSERVER_ATTRIBUTE, _AttentionObserver(recorder, prefix))
             attentions.append(attention)
@@ -184,7 +187,7 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
-            if not is_served(mlp):  # otherwise activation and product are one operator, which a hook would split
+            if not is_served(mlp):  # if served, activation and product are one operator without a module
                 output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
             input(mlp.down_proj, prefix + "mlp.gate_up_mul", "mul")
             output(mlp.down_proj, prefix + "mlp.down_proj", "linear")
@@ -199,7 +202,8 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
 
 
 def _output(recorder: Recorder, name: str, kind: str, out: Any) -> Any:
-    # rotary_emb returns (cos, sin); both belong to one operator. The first of any other tuple is the hidden state.
+    # rotary_emb returns (cos, sin), which are recorded as one operator. In any other tuple, the first element is the
+    # hidden state.
     if not isinstance(out, tuple):
         return recorder.add(name, kind, out)[0]
     if len(out) == 2 and isinstance(out[1], torch.Tensor):
@@ -212,7 +216,7 @@ def _input(recorder: Recorder, name: str, kind: str, args: tuple[Any, ...]) -> t
 
 
 class _AttentionObserver:
-    """The observer for decoder.OBSERVER_ATTRIBUTE."""
+    """The observer that decoder.OBSERVER_ATTRIBUTE holds: it records the operands of attention."""
 
     def __init__(self, recorder: Recorder, prefix: str) -> None:
         self._recorder, self._prefix = recorder, prefix + "self_attn."

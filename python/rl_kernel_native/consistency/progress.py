@@ -1,4 +1,4 @@
-"""Progress: bars on a terminal, elsewhere a line every 15 seconds for long tasks."""
+"""Progress of long tasks: bars on a terminal; in a pipe or file, a line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Progress:
 
     Args:
         enabled: whether to draw bars; None: if both are terminals.
-        silent: write nothing at all, for use as a library.
+        silent: write nothing, for calls from Python.
     """
 
     def __init__(self, enabled: bool | None = None, silent: bool = False) -> None:

@@ -1,8 +1,8 @@
 """The prompt file: JSON lines with `prompt_ids`, `text` or both, checked before anything is computed.
 
 Optional fields of a line: `position_ids` and `attention_mask`, lists as long as `prompt_ids`, for prompts exported from
-a pipeline. Both fields change nothing; they are checked, because wrong ones are a common cause of drift. Other fields
-are ignored.
+a pipeline. These two fields do not change the computation. They are only checked, because wrong positions or masks are
+a common cause of drift. Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class Prompt:
 
 
 def tokenizer_of(directory: Path) -> Encode:
-    """text -> ids with the tokenizer of a local model directory. BadInput when it has no tokenizer."""
+    """A function from text to ids, with the tokenizer of a local model directory. BadInput if the directory has no
+    tokenizer."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # many types with one meaning
+    except Exception as error:  # many types, which all mean that it cannot be loaded
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise BadInput(
             f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "
@@ -43,7 +44,7 @@ def tokenizer_of(directory: Path) -> Encode:
         ) from error
 
     files = {*tokenizer.vocab_files_names.values(), *_VOCABULARIES}
-    if not any((directory / name).is_file() for name in files):  # else transformers makes an empty tokenizer
+    if not any((directory / name).is_file() for name in files):  # else transformers' tokenizer is empty
         raise BadInput(
             f"prompts hold text but {directory} has no tokenizer (none of {', '.join(sorted(files))}); save one there "
             "by tokenizer.save_pretrained, or give prompt_ids"
@@ -67,7 +68,7 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
 
     Raises:
         BadInput: unreadable file, malformed line (the message starts with FILE:LINE), prompt too long.
-        InputMismatch: ids, special tokens, positions or padding are wrong; names the first position.
+        InputMismatch: ids, special tokens, positions or padding are wrong; the error names the first such position.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -96,8 +97,8 @@ def load_prompts(path: Path, loaded: LoadedModel, max_new_tokens: int, encode: E
 
 
 def prompts_of_ids(ids: Iterable[Sequence[int]], loaded: LoadedModel, max_new_tokens: int) -> list[Prompt]:
-    """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like the prompts of a file. `line`
-    counts them."""
+    """Prompts from lists of ids, or from a tensor [num_prompts, length], checked like the prompts of a file. `line` is
+    the number of the prompt."""
     prompts = []
     if not isinstance(ids, Iterable):
         raise BadInput(f"ids: expected prompts, lists of token ids, got {type(ids).__name__}")

@@ -1,8 +1,8 @@
 """Compares log-probabilities that an engine recorded with a trainer's forward on the same ids.
 
-JSON lines. Each line has the ids of the prompt, the ids of the response and its log-probabilities, under the names of
-one of the dialects below. `logprob_semantics`, an object of rk.LogprobSemantics' fields, says which distribution they
-refer to; other fields are ignored.
+The recording is a file of JSON lines. Each line has the ids of a prompt, the ids of a response and the response's
+log-probabilities. The fields have the names of one of the DIALECTS below. The optional object `logprob_semantics`, with
+the fields of rk.LogprobSemantics, says to which distribution the log-probabilities refer. Other fields are ignored.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ DIALECTS = (
 )
 # Temperatures to try if the recorded log-probabilities do not fit the given temperature.
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
-# Mean |dlogp| that rounding explains, of a whole model, by its dtype.
+# The mean |dlogp| of a whole model that rounding explains, by dtype.
 _ROUNDING = {"bfloat16": 0.1, "float16": 0.02, "float32": 1e-3, "float64": 1e-3}
-# A temperature or a shift by a token is reported if it reduces the differences of the first records to this share.
+# Another temperature, or a shift by one token, is reported if it reduces the differences of the first records to this
+# share.
 _FIT = 0.2
 _RECORDS_TO_FIT = 4
 
@@ -60,8 +61,9 @@ class RecordedComparison:
     Attributes:
         better_temperature: another temperature that fits the recorded log-probabilities far better, if such a
             temperature exists.
-        better_mean_abs: mean |dlogp| there.
-        shift: 1 if each recorded log-probability fits the token after its own, -1 for the one before, else 0.
+        better_mean_abs: mean |dlogp| at the better temperature, or with the shift.
+        shift: 1 if each recorded log-probability fits the token after its own token, -1 if it fits the token before,
+            else 0.
     """
 
     model: str
@@ -131,7 +133,7 @@ def load_records(path: Path, vocab_size: int) -> list[Record]:
 def _record(fields: Any, where: str) -> Record:
     if not isinstance(fields, dict):
         raise BadInput(f"{where}: want a JSON object")
-    if isinstance(fields.get("meta_info"), dict):  # SGLang keeps log-probabilities there
+    if isinstance(fields.get("meta_info"), dict):  # SGLang's field for log-probabilities
         fields = {**fields["meta_info"], **fields}
     if isinstance(fields.get("outputs"), list) and fields["outputs"]:  # vLLM's RequestOutput
         fields = {**fields, **fields["outputs"][0]}
@@ -161,7 +163,7 @@ def _record(fields: Any, where: str) -> Record:
 
 
 def _checked_ids(prompt: list[int], response: list[int], values: list[Any], where: str) -> list[int]:
-    """The response, which has as many ids as log-probabilities."""
+    """The response, after a check that it has as many ids as log-probabilities."""
     if not prompt or not response:
         raise BadInput(f"{where}: expected at least one id in prompt and response")
     if len(values) != len(response):
@@ -201,7 +203,7 @@ def compare_recorded(
     atol: float = 0.0,
     progress: Progress | None = None,
 ) -> RecordedComparison:
-    """Scores the records' ids with one forward and compares.
+    """Scores the ids of the records with a training forward, and compares the log-probabilities.
 
     Args:
         temperature: the temperature of the recorded log-probabilities. If the log-probabilities differ much, other
@@ -257,7 +259,8 @@ def compare_recorded(
 
 
 def _shift(records: Sequence[Record], scored: Sequence[torch.Tensor], given: float) -> tuple[int, float]:
-    """Which neighbour's log-probabilities the records have, and the mean |dlogp| then; 0 and `given`: their own."""
+    """The shift of :class:`RecordedComparison`, and the mean |dlogp| with this shift; without a shift, 0 and
+    `given`."""
     for shift in (1, -1):
         parts = []
         for record, own in zip(records, scored, strict=True):

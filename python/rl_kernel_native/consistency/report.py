@@ -1,4 +1,4 @@
-"""Write the findings: report.json, one self-contained report.html, and the charts as SVG and PNG."""
+"""Writes the findings: report.json, one self-contained report.html, and the charts as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def exit_status(comparisons: Sequence[Comparison]) -> int:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Creates the report directory, before the work is done. BadInput if that is impossible."""
+    """Creates the report directory before the comparison runs. BadInput if it cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,7 +38,8 @@ def prepare_directory(directory: Path) -> None:
 
 
 def report_object(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """The report as JSON-ready values. NaN and Inf become null and strings, so that every JSON reader takes it."""
+    """The report as JSON-ready values. NaN becomes null, and Inf becomes a string, so that every JSON reader accepts
+    the report."""
     device = torch.device(str(comparisons[0].model["device"]))
     report = {
         "schema_version": SCHEMA_VERSION,

@@ -1,4 +1,4 @@
-"""The results of a comparison, as data that the report writes field by field, and the verdict on them."""
+"""The results of a comparison and the verdict on them. The report writes these classes field by field."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .metrics import Metrics
 from .operators import OperatorRow
 from .settings import CompareSettings
 
-# A fault of a whole kind of module (for example an epsilon) is one sentence, not one per layer.
+# The verdict names at most this many further faults. A wrong epsilon, for example, is a fault in every layer.
 NAMED_FAULTS = 3
 ROUNDING = "rounding, no fault"
 
 
 @dataclass(frozen=True)
 class BatchRun:
-    """Rollout at one batch size against its training forward.
+    """The comparison of one batch size's rollout with its training forward.
 
     Attributes:
         prefills, decode_steps: numbers of rollout forwards; rollout_forwards is the model's own count.
-        membership: prompts in the batch at each decode step, by row.
+        membership: for each decode step, the prompts in the batch, by row.
         probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
-        judgements: one per operator on equal input, in execution order; faults: judgements that rounding does not
+        judgements: one judgement per operator on equal input, in execution order; faults: those that rounding does not
             explain.
     """
 
@@ -54,7 +54,7 @@ class CrossBatch:
     Attributes:
         sequences_differing: number of sequences with a different sampled id.
         first_prompt, first_position: first differing id, -1 if none differs.
-        common_tokens: response tokens before any difference; the figures below are over these.
+        common_tokens: number of response tokens before the first differing id; the figures below refer to these tokens.
     """
 
     batch_a: int
@@ -87,7 +87,8 @@ class Comparison:
 
     @property
     def faults(self) -> list[Judgement]:
-        """Each faulty operator once, in execution order, as seen by the run with the largest error."""
+        """Each faulty operator once, in execution order, with the judgement of the run in which its error is
+        largest."""
         worst: dict[str, Judgement] = {}
         order: dict[str, int] = {}
         for run in self.runs:
@@ -112,7 +113,8 @@ class Comparison:
     def __str__(self) -> str:
         """The verdict in one sentence: a fault and its operator, rounding and where it begins, or aligned.
 
-        This library's operators on both sides give equal bytes for equal weights, so a difference there is no rounding.
+        With this library's operators on both sides, equal weights give equal bytes, so a difference is then never
+        called rounding.
         """
         tokens, differing, ratio = self.totals
         figures = f"{differing} of {tokens} tokens differ, max |ratio - 1| {ratio:.3g}"

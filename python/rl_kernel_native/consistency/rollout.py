@@ -1,8 +1,9 @@
 """The rollout side: continuous batching, one token per step with a KV cache, seeded sampling.
 
-The scheduler is a serving engine's, reduced to the parts that change numbers. A waiting request is admitted as soon as
-a slot is free, at most one per step. The request's prompt runs as a separate forward; then the request is a row of the
-decode batch until it ends. The batch therefore grows, shrinks and changes its members while requests are in flight.
+The scheduler works like a serving engine's scheduler, reduced to the parts that can change numbers. It admits a waiting
+request as soon as a slot is free, at most one request per step. The request's prompt runs as a separate forward; then
+the request is a row of the decode batch until it ends. The batch therefore grows, shrinks and changes its members while
+requests are in flight.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Request:
     """The state of one prompt during the rollout.
 
     Attributes:
-        fed_ids, fed_positions: the model's ids and positions, read back from its input tensors.
+        fed_ids, fed_positions: the ids and positions that the model got, read back from its input tensors.
         response, logprobs: sampled ids and their float32 log-probabilities, one per step.
-        logits_digests: 16-byte hash of the raw logits row each token was sampled from.
+        logits_digests: for each token, a 16-byte hash of the row of raw logits from which it was sampled.
     """
 
     index: int
@@ -47,7 +48,7 @@ class Request:
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and response; the last token was sampled and never fed."""
+        """The ids of prompt and response. The last token was sampled but never passed to the model."""
         return [*self.prompt, *self.response]
 
 
@@ -58,7 +59,7 @@ class RolloutResult:
     Attributes:
         requests: in prompt order.
         membership: for each decode step, the prompts in the batch, by row.
-        forward_calls: all calls of the model's forward: one per prompt plus one per decode step.
+        forward_calls: number of calls of the model's forward: one per prompt plus one per decode step.
     """
 
     requests: list[Request]
@@ -103,7 +104,7 @@ class _Rollout:
         self.take_tokens([request], out.logits[:, -1])
 
     def decode(self, active: Sequence[Request], cache: SlotCache) -> None:
-        """Feeds each active request its last token and samples the next one."""
+        """Passes the last token of each active request to the model, and samples the next token."""
         device = self.loaded.device
         places = [len(request.ids) - 1 for request in active]
         ids = torch.tensor([[request.response[-1]] for request in active], dtype=torch.long, device=device)
@@ -121,8 +122,8 @@ class _Rollout:
     def draw(self, active: Sequence[Request], logits: torch.Tensor) -> list[int]:
         """One token per row of logits [B, vocab_size] by ``rk.sample``, keyed by seed, prompt and output position.
 
-        Both settings draw on the host with the portable exponential. A token therefore depends only on its row's
-        logits, whatever device and operators computed them.
+        Tokens are always drawn on the host with the portable exponential. A token therefore depends only on its row's
+        logits, and not on the device or operators that computed them.
 
         Raises:
             BadInput: a row that ``rk.sample`` refuses, with the name of its status.
@@ -182,7 +183,7 @@ def run_rollout(
     Args:
         prompts: ids of each prompt, already checked.
         recorder: receives the hidden states of the tokens of its plan.
-        batch_size: the most requests in flight.
+        batch_size: the largest number of requests in flight.
         advance: called with the number of tokens done; a request that ends early counts in full.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .. import _check
 from .errors import BadInput, spelled
 
-# Names of --ops, --rollout-ops and --training-ops. "stock" is transformers' default.
+# Names of --ops, --rollout-ops and --training-ops. "stock" means what transformers uses by default.
 OPERATOR_SETS = ("stock", "sdpa", "eager", "flash", "rk")
 
 
@@ -17,16 +17,16 @@ class CompareSettings:
     """The options of a comparison run.
 
     Attributes:
-        batch_sizes: largest numbers of requests in flight; each size is run and compared.
-        atol: sides are aligned when every |dlogp| <= atol; 0 means equal bytes.
+        batch_sizes: the most requests in flight; the comparison runs once for each size.
+        atol: the sides are aligned if every |dlogp| <= atol; 0 requires equal bytes.
         padding_side: side on which the training batch is padded.
-        micro_batch_tokens: tokens of one training forward, padding included.
-        probe_mb: memory for recorded hidden states, both sides together.
-        temperature: of sampling and of the rollout's log-probabilities; training_temperature: None for the same
-            temperature.
+        micro_batch_tokens: most tokens of one training forward, padding included.
+        probe_mb: MiB for recorded hidden states, for both sides together.
+        temperature: temperature of sampling and of the rollout's log-probabilities. training_temperature: that of the
+            training side; None means the same temperature.
         rollout_ops, training_ops: names of OPERATOR_SETS.
-        fault_tolerance: relative error on equal input above which an operator is at fault; None: more than rounding
-            explains.
+        fault_tolerance: relative error, on equal input, above which an operator is at fault; None: the error that
+            rounding explains.
     """
 
     seed: int = 0
@@ -45,13 +45,13 @@ class CompareSettings:
 
     @property
     def label(self) -> str:
-        """The operators of both sides, by the names of the options."""
+        """The operators of both sides, under their names in OPERATOR_SETS."""
         same = self.rollout_ops == self.training_ops
         return self.rollout_ops if same else f"{self.rollout_ops} against {self.training_ops}"
 
     def check(self) -> None:
-        """Raises BadInput, or TypeError for a value of another type, that names the argument, the value and the
-        expected values."""
+        """Raises BadInput for a bad value, or TypeError for a value of another type. The error names the argument, the
+        value and the expected values."""
         for name in ("seed", "max_new_tokens", "micro_batch_tokens", "probe_mb"):
             _check.integer(name, getattr(self, name))
         for size in self.batch_sizes:

@@ -1,4 +1,5 @@
-"""The commands of `rlk` that work without the extra of the others: its version, `rlk doctor` and `rlk bench`."""
+"""The commands of `rlk` that work without the optional packages of the other commands: `--version`, `doctor` and
+`bench`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ def version() -> str:
 
 
 def run_tool(name: str, arguments: list[str]) -> int:
-    """`rlk doctor` or `rlk bench`, which parse their own arguments; the exit status."""
+    """Runs `rlk doctor` or `rlk bench`, which parse their own arguments, and returns the exit status."""
     if name == "doctor":
         from .. import doctor
 

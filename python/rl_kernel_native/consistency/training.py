@@ -18,7 +18,7 @@ from .progress import Advance
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Log-probabilities float32 [response length] of each sequence, and the inputs that gave them."""
+    """Log-probabilities float32 [response length] of each sequence, and the inputs from which they were computed."""
 
     logprobs: list[torch.Tensor]
     logits_digests: list[list[bytes]]
@@ -44,7 +44,7 @@ def run_training(
 
     Args:
         batches: from make_batches; inputs: batch_inputs of the same batches, already checked against the rollout.
-        prompt_lengths: by prompt; the tokens after it are scored.
+        prompt_lengths: length of each prompt; the tokens after the prompt are scored.
         advance: called with 1 after each forward.
     """
     logprobs: dict[int, torch.Tensor] = {}
