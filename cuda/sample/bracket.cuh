@@ -1,6 +1,7 @@
-// The cut of rows by masses alone: top_p without top_k. Each block processes one row. Before the scan of masses, a
-// sample of the row's columns brackets the last kept column. After that scan, the exact masses of the listed columns
-// decide the cut. A row whose bracket fails takes the selection of kernels/sample/select.h.
+// Cuts rows by masses alone: top_p without top_k. Each block processes one row. Before the scan of masses, a sample of
+// the row's columns gives a bracket, a range of z that should contain the last kept column. The scan lists the columns
+// in the bracket. After the scan, the exact masses of the listed columns decide the cut. If the bracket fails, the row
+// takes the selection of kernels/sample/select.h.
 #pragma once
 
 #include <cfloat>
@@ -28,7 +29,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
   using Base::p_, Base::row_, Base::state_;
 
  public:
-  // map: a barrier follows the writes of its cuts. i: the row's number in the chunk.
+  // map: the caller passes a barrier after the writes of its cuts. i: the row's number in the chunk.
   __device__ __forceinline__ MassCut(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
                                      FinishShared* shared, const SlotMap& map)
       : Base(Team(), p, chunk.first + i, &shared->base, nullptr, chunk.states + i, chunk.firsts + i * kMaxTeam),
@@ -55,7 +56,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     if (thread_of_block() == 0) bracket_ = {0, 0, low(), high(), waiting.largest, 0};
     return true;
   }
-  // Runs after the scan of masses. Where the list has all columns that the row keeps, it also gives the row's nodes.
+  // Runs after the scan of masses. If the list has all columns that the row keeps, this function also computes the
+  // row's nodes.
   __device__ __forceinline__ void cut() {
     const SampleState state = *state_;
     const Bracket bracket = bracket_;
@@ -95,18 +97,18 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
   }
 
  private:
-  static constexpr int kShortListRows = 48;                     // with fewer rows a scan of the kept columns is faster
+  static constexpr int kShortListRows = 48;                     // with fewer rows, a scan of kept columns is faster
   static constexpr int kEach = kLeafColumns / kSampledColumns;  // columns that one sampled column represents
 
-  struct Binned {  // sums over bins: masses of columns, squares of the masses, numbers of columns
+  struct Binned {  // sums over bins: masses of columns, squares of these masses, number of columns
     float mass, squares, columns;
     __device__ __forceinline__ Binned operator+(const Binned& o) const {
       return {mass + o.mass, squares + o.squares, columns + o.columns};
     }
   };
 
-  // The bracket, and numbers of columns: an estimate of the columns below the cut, the margin of this estimate, and all
-  // columns of the row.
+  // The bracket, and three numbers of columns: the estimated number below the cut, the margin of this estimate, and the
+  // number of all columns of the row.
   __device__ float& low() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[0]; }
   __device__ float& high() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[1]; }
   __device__ float& columns() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[2]; }
@@ -114,7 +116,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
   __device__ float& all() const { return reinterpret_cast<float*>(s_.base.chunk_masses)[4]; }
 
   // Sets low and high. Bins of equal width in z count columns: the largest column of each leaf once, and each sampled
-  // column kEach times. The row drops the share 1 - top_p of its mass; the sum of the leaves' nodes is that mass.
+  // column kEach times. The row's mass is the sum of its leaves' nodes. Columns with the share 1 - top_p of this mass
+  // are dropped.
   __device__ void estimate(const WaitingRow& waiting) {
     c_ = log2_scale(waiting.want.temperature);
     m_ = waiting.m;
@@ -122,7 +125,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     const float largest = waiting.largest, *const tops = nodes_ + 2 * num_slots_;
     constexpr float kWidth = kMassRange / kDigitBins;  // a bin's width in log2 of mass
     const float scale = mul_rn(c_, 1.0f / kWidth);
-    std::uint32_t far = 0;  // columns of the last bin, which may be most of a row's
+    std::uint32_t far = 0;  // columns of the last bin, which may hold most columns of a row
     const auto count = [&](float z, std::uint32_t columns) {
       const float x = mul_rn(sub_rn(largest, z), scale);
       if (x >= kDigitBins - 1) {
@@ -171,9 +174,9 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     }
     far = __reduce_add_sync(kAllLanes, far);
     if (lane_of_warp() == 0 && far > 0) atomicAdd(counts + kDigitBins - 1, far);
-    // The barrier in block_sum ends the counting.
+    // After the barrier in block_sum, the counts are complete.
     total = block_sum<kThreads>(total, reinterpret_cast<float*>(s_.counts[0]));
-    // Each thread sums neighbouring bins; the first thread has the bins of the least mass.
+    // Each thread sums neighbouring bins. The first thread has the bins of columns with the least mass.
     constexpr int kOwnBins = kDigitBins / kThreads;
     const int last = kDigitBins - 1 - thread_of_block() * kOwnBins;
     Binned own = {};
@@ -193,14 +196,14 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
         if (sum.mass < goal) continue;
         const float mass = mass_of_bin(last - k);
         columns() = behind.columns + (goal - behind.mass) / mass;
-        // The margin is five standard deviations of the estimated number of columns, and some more for sparse bins.
+        // The margin is five standard deviations of the estimated number of columns, plus a constant for sparse bins.
         margin() =
             fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.squares) / mass, 0.45f * static_cast<float>(capacity_));
         break;
       }
     }
     __syncthreads();
-    const auto z_behind = [&](float columns, float* z) {  // the z below which that many columns of the row lie
+    const auto z_behind = [&](float columns, float* z) {  // sets *z: `columns` columns of the row lie below this z
       if (!(before.columns < columns && columns <= before.columns + own.columns)) return;
       float sum = before.columns;
 #pragma unroll 1
@@ -214,7 +217,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
       }
     };
     z_behind(columns() - margin(), &low());
-    // A short list of all columns that the row may keep has no upper end.
+    // Without an upper end of the bracket, the list holds all columns that the row may keep, if memory has room for
+    // them.
     const auto most = static_cast<float>(Masks(&s_, map_).room());
     if (chunk_.rows < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
   }
@@ -226,7 +230,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
-  // Ranks and masses of columns in one bin; these arrays reuse the memory of the selection's counts.
+  // Ranks and masses of the columns in one bin. Both arrays reuse the memory of the selection's counts.
   static constexpr std::uint32_t kFewInBin = kThreads;
   __device__ __forceinline__ std::uint64_t* bin_ranks() const {
     return reinterpret_cast<std::uint64_t*>(s_.base.counts);
@@ -236,7 +240,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
 
   static constexpr int kAtOnce =
       kThreads > kRowThreads ? 2 : 4;  // columns of the list that a thread processes together
-  // Adds the masses of the list's columns to their bins. Both halves of several columns are added at once.
+  // Adds the masses of the list's columns to their bins. A thread adds the lower and upper halves of several columns'
+  // masses at once.
   template <class Bin>
   __device__ __forceinline__ void add_to_bins(int size, Bin bin_of) const {
     batches_of_list<kAtOnce, kThreads>(
@@ -257,9 +262,9 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
           }
         });
   }
-  // Finds the first column in the order of ranks with which the mass reaches the goal; its rank is then found_prefix.
-  // Returns whether this column lies in the bracket and its bin fits shared memory. marks: the function also makes the
-  // masks of those listed columns up to this one that `survives` accepts.
+  // Adds masses in the order of ranks, and stores in found_prefix the rank of the first column with which the sum
+  // reaches the goal. Returns whether this column lies in the bracket and its bin fits shared memory. marks: the
+  // function also sets the mask bits of the listed columns up to this column, if `survives` accepts them.
   template <class Survives>
   __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks, const Masks& masks,
                                             Survives survives) {
@@ -357,7 +362,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     __syncthreads();
     return true;
   }
-  // The same for a bin of many columns, which a pass over the list collects first. goal: the mass that they must reach.
+  // Does the last step of find_last for a bin of many columns. A pass over the list first collects these columns. goal:
+  // the mass that they must reach.
   template <class Bin>
   __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
     SampleShared& s = s_.base;

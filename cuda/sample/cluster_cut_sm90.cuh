@@ -1,5 +1,5 @@
-// The cut of a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns. Blocks
-// exchange extremes, bins of masses and counts through distributed shared memory.
+// Cuts a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns. Through
+// distributed shared memory, blocks exchange the extremes of z, bins of masses, and counts.
 #pragma once
 
 #include "../common/cluster_sm90.cuh"
@@ -10,29 +10,29 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kClusterWarps = 16;                        // warps of a block
-constexpr int kGroupWarps = 8;                           // warps of a group; each has four leaves
+constexpr int kGroupWarps = 8;                           // warps per group of 32 leaves; a warp has four leaves
 constexpr int kRowGroups = kClusterWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
 constexpr int kClusterThreads = kClusterWarps * kWarp;
 constexpr int kMostGroups = 48;  // groups of a row
-constexpr int kMostAtCut = 512;  // columns in the cut's bin that shared memory lists
-constexpr int kFineBins = 512;   // bins of that list
+constexpr int kMostAtCut = 512;  // columns of the cut's bin that shared memory can list
+constexpr int kFineBins = 512;   // finer bins that divide that list
 
-// Leaves of a lane.
+// Leaves that a lane processes, one after another.
 template <int kBlocks>
 RLK_HD int cluster_steps(int groups) {
   return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
 }
 
-// The shared memory of a block, of a cluster of kBlocks.
+// The shared memory of a block in a cluster of kBlocks blocks.
 template <int kBlocks>
 struct ClusterShared {
   static constexpr int kSteps = (kMostGroups / kBlocks + kRowGroups - 1) / kRowGroups;
-  static constexpr int kGroups = kSteps * kRowGroups;  // groups of a block
+  static constexpr int kGroups = kSteps * kRowGroups;  // groups per block
   static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
 
   std::uint64_t bins[kDigitBins];                // masses of the block's columns
-  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, in the bins of this block
-  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum per kBinsOfWarp bins, from all blocks
+  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, for the bins that this block sums
+  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum for every kBinsOfWarp bins, from all blocks
   std::uint64_t unused[kWarp];                   // columns without mass add to these words
   std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
   // Ranks of all blocks' columns in the cut's bin, and their masses.
@@ -41,7 +41,7 @@ struct ClusterShared {
   float2 nodes[kGroups][kGroupLeaves];
   float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
   float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
-  int2 columns[kGroups];                           // first column and part's end of the block's groups
+  int2 columns[kGroups];                           // each group's first column, and the end of its part
   float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
   std::uint32_t open[kSteps][kClusterThreads];
   std::uint32_t counts[kMostGroups];  // kept columns of each group
@@ -50,7 +50,7 @@ struct ClusterShared {
   std::int64_t begin;
   int bin;
   std::uint32_t num_found, num_fine;
-  std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, of both steps
+  std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, by z and then by id
 };
 
 template <class N>
@@ -80,7 +80,7 @@ __device__ __forceinline__ void store_remote_u64(std::uint32_t remote, std::uint
   asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x) : "memory");
 }
 
-// A row's columns and its last kept column.
+// Holds a row's columns and finds its last kept column.
 template <class T, Exp kExp, int kBlocks>
 class ClusterCut {
  protected:
@@ -100,7 +100,7 @@ class ClusterCut {
         warp_(warp_of_block()),
         chain_(lane_ % kNumChains) {}
 
-  // Finds the columns of the block's groups: the first one, and the last one of the part. All threads call this function.
+  // Finds the first column of each group of the block, and the end of the group's part. All threads call this function.
   __device__ __forceinline__ void find_columns() {
     const int group = static_cast<int>(threadIdx.x), task = task_of(group);
     if (group < Shared::kGroups) {
@@ -118,24 +118,26 @@ class ClusterCut {
   using Storage = typename T::Storage;
   using Exponential = Chains<kExp, false>;
   static constexpr int kBinsOfBlock = Shared::kBinsOfBlock, kBinsOfWarp = Shared::kBinsOfWarp;
-  static constexpr int kBatch = 4;  // columns that a loop's step processes
+  static constexpr int kBatch = 4;  // columns that one step of a loop processes
   static constexpr int kBatches = kLeafSteps / kBatch;
 
   __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
   __device__ __forceinline__ int task_of(int group) const { return rank_ + group * kBlocks; }
   // The group that the warp processes in a step.
   __device__ __forceinline__ int group_of(int step) const { return step * kRowGroups + warp_ / kGroupWarps; }
-  // Leaves of a lane.
+  // Leaves that a lane processes, one after another.
   __device__ __forceinline__ int steps() const { return cluster_steps<kBlocks>(grid_.groups); }
-  // The thread's columns: four at a time, kClusterThreads apart. They lie behind the block's other values.
+  // The thread's columns, as vectors of four that lie kClusterThreads vectors apart. The columns lie behind the block's
+  // other values in shared memory.
   __device__ __forceinline__ float4* columns() const { return reinterpret_cast<float4*>(&s_ + 1) + threadIdx.x; }
   struct Place {
-    int first, columns;  // the lane's leaf; `columns` is 0 or negative if the leaf has no column
+    int first, columns;  // first column and size of the lane's leaf; `columns` is at most 0 if the leaf has no column
   };
   __device__ __forceinline__ Place place_of_leaf(int step) const {
     const int2 columns = s_.columns[group_of(step)];
     const int first = columns.x + leaf_of_group() * kLeafColumns;
-    // Clamping to 0 here too would make ptxas 13.0 invert a comparison with kLeafColumns (cuda/logprob/README.md).
+    // `columns` is not clamped to 0: ptxas 13.0 would then invert a comparison with kLeafColumns
+    // (cuda/logprob/README.md).
     return {first, min(columns.y - first, kLeafColumns)};
   }
   __device__ __forceinline__ int leaf_of_group() const { return warp_ % kGroupWarps * kAtOnce + lane_ / kNumChains; }
@@ -149,7 +151,7 @@ class ClusterCut {
     return map_to_rank(shared_address(value), static_cast<std::uint32_t>(rank));
   }
 
-  // Reads the lane's columns; missing ones are -Inf. Returns the largest and the smallest finite z of the lane.
+  // Reads the lane's columns; missing columns become -Inf. Returns the largest and the smallest finite z of the lane.
   __device__ __forceinline__ float2 load() {
     float largest = -infinity(), smallest = infinity();
 #pragma unroll 1
@@ -223,7 +225,7 @@ class ClusterCut {
     z[3] = of.w;
   }
   __device__ __forceinline__ std::uint64_t mass_of(float z) const { return z > least_ ? mass_above(z) : 0; }
-  // The same for z above `least_`, and anything for other z.
+  // The mass of a column with z above `least_`; for any other z the result is arbitrary.
   __device__ __forceinline__ std::uint64_t mass_above(float z) const {
     MassSum sum;
     sum.add(MassSum::units_of(Exponential::exponential(z, c_, Exponential::addend(m_))));
@@ -240,7 +242,7 @@ class ClusterCut {
     }
     return range;
   }
-  // The largest and the smallest of a value over the row. A NaN is the largest.
+  // The largest and the smallest value over the row. A NaN counts as the largest.
   __device__ __forceinline__ float2 range_of_row(const float2& own) {
     const float2 of_warp = over_lanes<kWarp>(own);
     if (lane_ == 0) s_.of_warps[warp_] = of_warp;
@@ -253,20 +255,21 @@ class ClusterCut {
     return over_lanes<kBlocks>(s_.range[lane_ % kBlocks]);
   }
 
-  // The value that decides a column's bin: the column's z times a unit, or, with unit 0, the column's id. Units other
-  // than 1 keep small differences of z normal.
+  // The value that decides a column's bin: the column's z times `unit`, or the negative of its id if `unit` is 0. A
+  // unit other than 1 keeps small differences of z from being subnormal.
   static __device__ __forceinline__ float value_of(float z, int id, float unit) {
     return unit == 0.0f ? -static_cast<float>(id) : mul_rn(z, unit);
   }
-  // The rank of the first column, in the order of ranks, with which the mass reaches top_p's share. Each step of the
-  // loop adds masses to bins of equal width and finds the bin of this column, until the bin's columns fit the list. If
-  // all of the bin's columns have one z, the bins divide the columns' ids instead.
+  // Adds masses in the order of ranks, and returns the rank of the first column with which the sum reaches top_p's
+  // share. Each step of the loop adds masses to bins of equal width and finds the bin of this column. The loop ends
+  // when the bin's columns fit the list. If all of the bin's columns have one z, the bins divide the columns' ids
+  // instead.
   __device__ __forceinline__ std::uint64_t find_last(float top_p, const float2& range) {
     float high = range.x, low = fmaxf(range.y, range.x - kMassRange / c_);
     float unit = 1.0f;
 #pragma unroll 1
     for (bool is_first = true;; is_first = false) {
-      const float scale = kDigitBins / (high - low);  // infinite if all z of the first step are equal or almost equal
+      const float scale = kDigitBins / (high - low);  // infinite if all z in the first step are equal or nearly equal
       if (is_first) {
         add_masses(high, scale);
       } else {
@@ -289,7 +292,7 @@ class ClusterCut {
           return x >= kFineBins - 1 ? kFineBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
         });
       }
-      // Other blocks have read this block's count before they arrive at the barrier of the next reduction.
+      // num_found may be cleared below: other blocks read it before they arrive at the barrier of the next reduction.
       high = open_range(unit, &low);
       if (high == low || (unit == 1.0f && high - low < 0x1p-100f)) {
         unit = high == low ? 0.0f : 0x1p64f;
@@ -302,7 +305,7 @@ class ClusterCut {
   // The address of a value's bin. If the scale is infinite, all values have one bin.
   static __device__ __forceinline__ std::uint32_t address_of_bin(std::uint32_t bins, float value, float high,
                                                                  float scale) {
-    // From 2^23 on a float counts units.
+    // From 2^23 on, the last bit of a float has the value 1, so the sum's lower bits are the bin.
     const float counted = __fadd_rz(fminf(mul_rn(sub_rn(high, value), scale), kDigitBins - 1), 0x1p23f);
     return bins + 8 * (static_cast<std::uint32_t>(rlk::bits_of(counted)) - 0x4b000000u);
   }
@@ -327,7 +330,7 @@ class ClusterCut {
       batch_of(0, i, z);
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        // Columns without mass add anything to a place of their lane.
+        // Columns without mass add an arbitrary value to an unused word of their lane.
         mass[k] = mass_above(z[k]);
         to[k] = z[k] > least_ ? address_of_bin(bins, z[k], high, scale) : unused;
       }
@@ -337,7 +340,7 @@ class ClusterCut {
       for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
     }
   }
-  // The same for the open columns, with bins of z or of ids.
+  // Adds the masses of the open columns to bins of z or of ids.
   __device__ __forceinline__ void add_open_masses(float high, float scale, float unit) {
     const std::uint32_t bins = shared_address(s_.bins);
     each_open([&](float z, int id) {
@@ -346,7 +349,7 @@ class ClusterCut {
       add_high(to, add_low(to, mass));
     });
   }
-  // Calls fn(z, id) for the open columns of the thread: those that may be the last kept one.
+  // Calls fn(z, id) for the thread's open columns. A column is open as long as it may be the last kept column.
   template <class F>
   __device__ __forceinline__ void each_open(F fn) {
 #pragma unroll 1
@@ -360,11 +363,12 @@ class ClusterCut {
       }
     }
   }
-  // Lists the open columns of a bin; no others stay open.
+  // Lists the open columns of a bin. All other columns are no longer open.
   __device__ __forceinline__ void list_bin(int bin, float high, float scale, float unit, bool is_first) {
-    // Values of the bin's columns, and a few others, lie in [from, to].
+    // The values of the bin's columns, and few other values, lie in [from, to].
     const float width = 1.0f / scale, slack = 1e-5f * (fabsf(high) + kDigitBins * width);
-    const bool divides = width > 0.0f && width < infinity();  // neither a constant row nor one that spans all floats
+    // False for a constant row, and for a row that spans all floats.
+    const bool divides = width > 0.0f && width < infinity();
     const float from = divides && bin < kDigitBins - 1 ? high - (bin + 1) * width - slack : -infinity();
     const float to = divides ? high - bin * width + slack : infinity();
     const std::uint32_t bins = shared_address(s_.bins), own_bin = bins + 8 * bin;
@@ -415,7 +419,7 @@ class ClusterCut {
   }
   // Sums this block's bins over all blocks, and sends the sums of every kBinsOfWarp bins to all blocks.
   __device__ __forceinline__ void sum_bins() {
-    constexpr int kShare = kBlocks * kBinsOfWarp / kWarp;  // blocks of a lane
+    constexpr int kShare = kBlocks * kBinsOfWarp / kWarp;  // blocks whose bins a lane adds
     const int bin = warp_ * kBinsOfWarp + lane_ % kBinsOfWarp;
     std::uint64_t of[kShare], sum = 0;
 #pragma unroll
@@ -431,7 +435,7 @@ class ClusterCut {
     for (int d = 1; d < kBinsOfWarp; d *= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
     if (lane_ < kBlocks) store_remote_u64(of_block(s_.parts + rank_ * kClusterWarps + warp_, lane_), sum);
   }
-  // The first warp finds the bin with which the mass reaches the goal.
+  // The first warp finds the bin in which the sum of masses reaches the goal.
   __device__ __forceinline__ void find_bin(bool is_first, float top_p) {
     constexpr int kOwn = kBlocks * kClusterWarps / kWarp;
     std::uint64_t own[kOwn], mine = 0;
@@ -463,7 +467,7 @@ class ClusterCut {
     }
     if (lane_ == 0) s_.goal = goal;
   }
-  // The sum over the lanes up to this one.
+  // The sum over the lanes up to this lane.
   __device__ __forceinline__ std::uint64_t scan(std::uint64_t x) const {
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
@@ -496,9 +500,9 @@ class ClusterCut {
     __syncthreads();
     return size;
   }
-  // The rank of the list's column with which the mass reaches the goal. Finer bins leave few columns to compare. If these
-  // have one z, bins of their ids leave fewer. bin_of(rank): the finer bin of a column; bins ascend with ranks, except
-  // that they may be equal.
+  // The rank of the list's column with which the sum of masses reaches the goal. Finer bins leave few columns to
+  // compare. If all these columns have one z, bins of their ids leave even fewer columns. bin_of(rank): the finer bin
+  // of a column; it never decreases as ranks ascend.
   template <class Bin>
   __device__ __forceinline__ std::uint64_t last_of_list(int size, Bin bin_of) {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
@@ -556,12 +560,13 @@ class ClusterCut {
     __syncthreads();
     return s_.last;
   }
-  // The lanes of the first warp have neighbouring bins, which lie in different banks.
+  // Address of a finer bin. Each lane of the first warp has kOwn neighbouring bins; the lanes' bins lie in different
+  // banks.
   __device__ __forceinline__ std::uint64_t* fine_bin(int bin) const {
     constexpr int kOwn = kFineBins / kWarp;
     return s_.bins + bin % kOwn * kWarp + bin / kOwn;
   }
-  // The first warp finds the finer bin with which the mass reaches the goal.
+  // The first warp finds the finer bin in which the sum of masses reaches the goal.
   __device__ __forceinline__ void find_fine_bin() {
     constexpr int kOwn = kFineBins / kWarp;
     std::uint64_t mine = 0;

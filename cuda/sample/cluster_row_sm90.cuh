@@ -1,5 +1,6 @@
-// top_p without top_k on SM90, a row by a cluster of blocks in one launch. Shared memory holds the row's columns from
-// the load to the kept ids. Bound by latency for few rows, and by instructions for many.
+// top_p without top_k on SM90: one launch computes each row in a cluster of blocks. Shared memory holds the row's
+// columns from the load until the kept ids are written. Latency limits calls of few rows, and instructions limit calls
+// of many rows.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -77,10 +78,11 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
   }
 
  private:
-  // Nodes and masks of the leaves, the roots of groups, and the number of columns that each group keeps.
+  // Computes the nodes and masks of the leaves, the roots of groups, and the number of columns that each group keeps.
   __device__ __forceinline__ void find_nodes(std::uint64_t last) {
     const bool cut = last != kLastRank;
-    // A column is kept if its z reaches one of two bounds: `least` up to the last column's id, `above` from there on.
+    // A column is kept if its z reaches a bound. The bound is `least` for ids up to the last kept column's id, and
+    // `above` for larger ids.
     const float least = cut ? z_of_rank(last) : -0x1.fffffep127f, above = cut ? next_above(least) : least;
     const int id_last = cut ? static_cast<int>(id_of_rank(last)) : 0;
 #pragma unroll 1
@@ -135,12 +137,13 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
       store_remote(of_block(s_.counts + task, lane_), kept);
     }
   }
-  // The next float above a finite z; of both zeros it is the same.
+  // The next float above a finite z. +0 and -0 give the same result.
   static __device__ __forceinline__ float next_above(float z) {
     const std::int32_t bits = rlk::bits_of(add_rn(z, 0.0f));
     return float_of(bits >= 0 ? bits + 1 : bits - 1);
   }
-  // The word of the lane's leaf from the votes of four chain steps. Each byte of a vote belongs to one of four leaves.
+  // The mask word of the lane's leaf, from the warp's ballots of four chain steps. Each byte of a ballot belongs to one
+  // of four leaves.
   __device__ __forceinline__ std::uint32_t bytes_of_leaf(const std::uint32_t (&votes)[kBatch]) const {
     const std::uint32_t leaf = static_cast<std::uint32_t>(lane_ / kNumChains), pick = leaf | (leaf + 4) << 4;
     const std::uint32_t low = __byte_perm(votes[0], votes[1], pick), high = __byte_perm(votes[2], votes[3], pick);
@@ -162,7 +165,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     KeptPlace place(p_, chunk_, i_);
     const bool has_sets = p_.kept_offsets != nullptr;
     const std::int64_t kept = status != kOk || static_cast<std::int64_t>(all) == p_.valid_vocab ? 0 : all;
-    // The first set of a call begins at 0, so no block waits for its place.
+    // The kept set of the call's first row begins at 0, so the blocks of this row do not wait for its place.
     const bool waits = has_sets && row() > 0;
     std::int64_t begin = kept <= p_.kept_capacity ? 0 : -1;
     const bool draws = rank_ == 0 && warp_ == 0;
@@ -253,14 +256,14 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     const std::uint32_t word = p_.edited[row() * edit_words(p_.vocab_size) + column / 32];
     return (word >> (column % 32) & 1) != 0 ? p_.edits[row() * p_.vocab_size + column] : z;
   }
-  // Writes the ids of the warp's four leaves of a step. to: where the row's ids begin.
+  // Writes the kept ids of the warp's four leaves in a step. to: where the row's ids begin.
   __device__ __forceinline__ void write_ids(std::int32_t* to, int step) const {
     const int group = group_of(step), leaf = warp_ % kGroupWarps * kAtOnce;
     if (task_of(group) >= grid_.groups) return;
     const auto own = static_cast<std::uint32_t>(lane_ < leaf ? bits_of(s_.masks[group][lane_]) : 0);
-    asm volatile("" : "+l"(to));  // one address, to which offsets are added
+    asm volatile("" : "+l"(to));  // keeps one address, so stores use it plus offsets
     __builtin_assume(__isGlobal(to));
-    // A lane counts one of the leaves' words; the sum over the words before it is where the word's ids begin.
+    // Each lane counts the bits of one word of the leaves' masks. The sum over earlier words is where its ids begin.
     constexpr int kWords = kAtOnce * kMaskWords;
     const auto* const masks = s_.masks[group] + leaf;
     const int count = lane_ < kWords ? set_bits_of(reinterpret_cast<const std::uint32_t*>(masks)[lane_ % kWords]) : 0;

@@ -1,4 +1,4 @@
-// The kernel of a row per cluster (cluster_row_sm90.cuh), and which calls it serves.
+// The kernel in which a cluster computes a row (cluster_row_sm90.cuh), and the choice of the calls that it serves.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kClusterThreads, kBlocks == kWideBlocks ? 1 : 
   row.run();
 }
 
-// Clears the counts of kept columns. The kernel of clusters begins meanwhile.
+// Clears the counts of kept columns. The cluster kernel begins meanwhile.
 constexpr int kClearThreads = 256;
 __global__ void __launch_bounds__(kClearThreads) clear_counts_kernel(const __grid_constant__ SampleChunk chunk) {
   allow_next_kernel();
@@ -86,9 +86,9 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
       cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
 
-// Computes a call of few rows that top_p alone cuts. Returns false, and computes nothing, with other cuts, with the n
-// best or with greedy rows. The result is also false if the vocabulary is too large, or if a group of columns has
-// several parts.
+// Computes a call of few rows that only top_p cuts, and returns true. For any other call it returns false and computes
+// nothing: calls with other cuts, with the n best, with greedy rows, with too many rows, or with too large a
+// vocabulary. It also returns false if a group of leaves holds several parts of the vocabulary.
 template <class T, Exp kExp>
 bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const bool by_top_p = p.top_p.data != nullptr || p.top_p.value != 1.0f;
@@ -97,9 +97,10 @@ bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sample
       grid.groups_per_part == 0 || grid.groups > kMostGroups) {
     return false;
   }
-  // Scans are faster than more rounds of clusters. With few groups, half of a block has none.
+  // With more rounds of clusters, the scans are faster. With few groups, half of each block has no columns, and scans
+  // are faster than a second round.
   const int rounds = grid.groups > kNarrowBlocks ? 2 : 1;
-  // A wide cluster computes one row sooner where lanes of a narrow cluster would have two leaves or more.
+  // If lanes of a narrow cluster would have two leaves or more, a wide cluster computes a row sooner.
   if (cluster_steps<kNarrowBlocks>(grid.groups) > 1 && chunk.rows <= held_clusters<T, kExp, kWideBlocks>(grid.groups)) {
     launch_cluster_rows<T, kExp, kWideBlocks>(p, grid, chunk, stream);
   } else if (chunk.rows <= rounds * held_clusters<T, kExp, kNarrowBlocks>(grid.groups)) {

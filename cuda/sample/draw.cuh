@@ -1,5 +1,5 @@
-// A warp draws a column: it descends five levels of the tree at a time, then decides among a leaf's chains and along a
-// chain.
+// A warp draws a column. It descends five levels of the tree at a time, then draws one of the leaf's chains, and then a
+// column of this chain.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -8,20 +8,20 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A row's token, and its z.
+// A drawn token, and its z.
 struct Drawn {
   std::int64_t id;
   float z;
 };
 
-// Words of a draw: one for each level from the leaves up, then the words for a leaf's chains and for the prefix of a
-// chain.
+// Random words of a draw: one for each level from the leaves up, then the words for a leaf's chains and for the prefix
+// of a chain.
 constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
-constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf per lane: lane, lane + 32, ...
+constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf that a lane holds: lane, lane + 32, ...
 static_assert(kPrefixWord == kChainWord + 3 && kDrawWords <= kWarp);
 
-// The index, among the token's words, of the draw's i-th word. Levels above the root always take the left node,
-// whatever their word is.
+// The index, among the token's random words, of the draw's i-th word. At levels above the root the draw always takes
+// the left node, so any word will do there.
 __device__ __forceinline__ int draw_word(int i, int height) {
   const int above = 2 - (i - height);
   return i >= kMostLevels ? kChainWord + i - kMostLevels : i < height ? 7 + i : above > 0 ? above : 0;
@@ -31,10 +31,10 @@ struct DrawnLane {
   SoftmaxStats root;
   int lane;  // lane of the drawn node
 };
-// Computes several trees, each over 32 neighbouring nodes, one per lane, and draws in each. The steps of the trees
-// overlap. `level` is the level of these nodes. The random words are known before the draw, so each node decides
-// without the choices above it. Lane l decides for the node whose left child ends at lane l - 1 and whose right child
-// begins at lane l. A draw in a failed tree is arbitrary.
+// Computes several trees, and draws a node in each tree. A tree has 32 neighbouring nodes, one per lane; `level` is
+// their level. The steps of the trees overlap. Because all random words are known before the draw, each inner node
+// decides between its children without the choices above it. Lane l decides for the node whose left child ends at lane
+// l - 1 and whose right child begins at lane l. A draw in a failed tree is arbitrary.
 template <int kTrees>
 __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTrees], int level,
                                                 const std::uint32_t* words, DrawnLane (&drawn)[kTrees]) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int own_level = lane == 0 ? 0 : lowest_bit_of(static_cast<std::uint32_t>(lane));
   const std::uint32_t r = words[level + own_level];
-  float left[kTrees] = {}, both[kTrees] = {};  // sums below the lane's node, at one reference
+  float left[kTrees] = {}, both[kTrees] = {};  // sums below the lane's node, relative to one reference
   float m[kTrees], gap[kTrees];
   bool simple = true;
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
     const std::int32_t most = __reduce_max_sync(kAllLanes, key);
     m[k] = float_of(most < 0 ? most ^ 0x7fffffff : most);
     gap[k] = sub_rn(nodes[k].m, m[k]);
-    // A tree of identities gets the same result as the other branch would give.
+    // In a tree that holds only identities, both branches give the same result.
     simple = simple && (nodes[k].m == -infinity() || gap[k] >= -kTreeGap) && m[k] < infinity();
   }
   if (__all_sync(kAllLanes, simple)) {
@@ -104,7 +104,8 @@ __device__ __forceinline__ DrawnLane draw_over_lanes(const SoftmaxStats& node, i
   return drawn[0];
 }
 
-// Draws likewise among `count` nodes of level 5. node_at(i) gives a node; for i >= count it gives the identity.
+// Draws one of `count` nodes of level 5 in the same way. node_at(i) returns a node; for i >= count it returns the
+// identity.
 template <class Node>
 __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, const std::uint32_t* words) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), groups = count > kWarp ? count / kWarp : 1;
@@ -119,7 +120,7 @@ __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, co
   return drawn;
 }
 
-// Draws a column of a leaf by the columns' terms; the term of a column that is not kept is +0.
+// Draws a column of a leaf by the terms of its columns. The term of a column that is not kept is +0.
 __device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], const std::uint32_t* words) {
   constexpr int kSteps = kLeafColumns / kNumChains, kShares = kWarp / kNumChains, kShare = kSteps / kShares;
   static_assert(kShares == 4 && kShare == 4 && kNumChains == 8);

@@ -1,6 +1,6 @@
-// Rows that a list of first columns cuts, and whose history and bias edit some columns. The first scan takes the logits
-// as they are. The block that finishes a row computes the row's edits before it waits for the scan, and adds them to the
-// leaves' largest z and to the list. All architectures share this source.
+// Rows that a list of first columns cuts, and whose history and bias edit some columns. The first scan reads the
+// unedited logits. The block that finishes a row computes the row's edits before it waits for the scan, and adds them
+// to the leaves' largest z and to the list. All architectures share this source.
 #pragma once
 
 #include "finish_kernels.cuh"
@@ -12,7 +12,7 @@ constexpr int kEditTableBits = 11, kEditTable = 1 << kEditTableBits;
 constexpr int kMostEdits = kEditTable / 2, kMostProbes = 128;
 
 // The edits of a block's row. The edits lie in a table in shared memory, or in device memory if the table is too small.
-// A larger block of shared memory would leave less of the first cache to the instructions and loads of other blocks.
+// The table is not larger, because more shared memory would leave less of L1 for the loads of other blocks.
 template <class T>
 class RowListEdits {
   using Team = BlockTeam<kRowThreads>;
@@ -30,7 +30,7 @@ class RowListEdits {
         allowed_(p.allowed == nullptr ? nullptr : p.allowed + row * p.allowed_stride),
         edits_(edits) {}
 
-  // Clears the table and begins loads. The caller passes a barrier, then calls find().
+  // Clears the table and begins loads. The caller then passes a barrier and calls find().
   __device__ __forceinline__ void begin() {
     clear(reinterpret_cast<uint4*>(keys()), 8 * kEditTable);
     clear(reinterpret_cast<uint4*>(after()), 8 * kFewEditSlots);
@@ -69,14 +69,14 @@ class RowListEdits {
       set(place, z, edits.penalties.of(z, words()[place], of_.bias_values[i], of_.order));
     });
   }
-  // After the barrier, if the edits fit: the row's faults.
+  // The row's faults, after the barrier, if the edits fit the table.
   __device__ __forceinline__ std::int32_t faults() const { return static_cast<std::int32_t>(*found()); }
-  // Whether `allowed` has a valid column.
+  // Whether `allowed` includes the given valid column.
   __device__ __forceinline__ bool allows(int column) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
   }
   __device__ __forceinline__ bool fits() const { return *full() == 0; }
-  // Computes the edits, and the faults, in memory. edited() finds them there. All threads call this function.
+  // Computes the edits and the faults in memory, where edited() finds the edits. All threads call this function.
   __device__ __forceinline__ void find_in_memory() const {
     const RowEdits<Team>& edits = edits_;
     const std::int64_t columns = of_.vocab_size;
@@ -129,7 +129,8 @@ class RowListEdits {
   // z of an allowed column, given its logit.
   __device__ __forceinline__ float edited(int column, float z) const { return is_marked(column) ? out()[column] : z; }
 
-  // See NoEdits. A leaf's largest z may be the z of an edited column. Then only the leaf's edits surely reach the key.
+  // See NoEdits. If a leaf's largest z may have been the z of an edited column, only the leaf's z after edits are
+  // certain to be reached.
   __device__ __forceinline__ std::uint32_t key(int slot, std::uint32_t key) const {
     const std::uint32_t edited = after()[slot], reach = max(key, edited);
     const bool spoiled = before()[slot] >= key;
@@ -149,7 +150,7 @@ class RowListEdits {
       fn(rank_of(z_at(place), keys()[place] - 1));
     }
   }
-  // The largest key that reach() gave for the thread's leaves.
+  // The largest key that reach() returns for the thread's leaves.
   __device__ __forceinline__ std::uint32_t most() const { return most_; }
 
  private:
@@ -173,7 +174,8 @@ class RowListEdits {
     }
     return -1;
   }
-  // The place of a column, which the table holds from then on; -1 if it does not fit.
+  // Inserts a column into the table unless the table has it. Returns the column's place, or -1 if the table has no
+  // room.
   __device__ __forceinline__ int insert(int column, float z) const {
     const std::uint32_t own = static_cast<std::uint32_t>(column) + 1;
     std::uint32_t at = home(column);
@@ -196,10 +198,10 @@ class RowListEdits {
   struct Entries {
     int column[kAhead];
     float z[kAhead];
-    std::uint32_t prompt;  // bit k: whether entry k is the prompt's
+    std::uint32_t prompt;  // bit k: whether entry k belongs to the prompt
     bool bad;
   };
-  // Loads the thread's entries from `base` on.
+  // Loads the thread's entries that begin at `base`.
   __device__ __forceinline__ Entries load(const RowSpan& history, std::int64_t base) const {
     Entries entries = {};
 #pragma unroll
@@ -214,7 +216,7 @@ class RowListEdits {
     }
     return entries;
   }
-  // Loads z of the entries' columns, and drops those that are not allowed.
+  // Loads z of the entries' columns, and drops entries whose columns are not allowed.
   __device__ __forceinline__ void take(Entries* entries) const {
 #pragma unroll
     for (int k = 0; k < kAhead; ++k) {
@@ -253,7 +255,7 @@ class RowListEdits {
       take(&entries);
     }
   }
-  // Sets z of the column at a place after its edits.
+  // Stores z after edits of the column at a place.
   __device__ __forceinline__ void set(int place, float was, float is) const {
     words()[place] = static_cast<std::uint32_t>(rlk::bits_of(is));
     add_keys(static_cast<int>(keys()[place]) - 1, was, is);
@@ -266,7 +268,7 @@ class RowListEdits {
     atomicMax(before() + slot, key_of_any(was));
   }
 
-  // In memory, a bit marks each edited column, and `out` first holds the columns' words, then their z.
+  // If the edits lie in memory, a bit marks each edited column. `out` first holds the columns' words, then their z.
   __device__ __forceinline__ float* out() const { return of_.out + row_ * of_.vocab_size; }
   __device__ __forceinline__ std::uint32_t* marks() const { return of_.edited + row_ * edit_words(of_.vocab_size); }
   __device__ __forceinline__ bool is_marked(int column) const {
@@ -284,25 +286,28 @@ class RowListEdits {
       }
     }
   }
-  // An open hash table of the edited columns that are allowed. A place has a key, the column + 1 or 0, and a word: first
-  // the column's word of process_logits, then z after the edits.
+  // A hash table with open addressing, for the edited columns that are allowed. Each place has a key and a word. The
+  // key is the column + 1, or 0 in a free place. The word is first the column's word of process_logits, and later z
+  // after the edits.
   __device__ __forceinline__ std::uint32_t* keys() const { return reinterpret_cast<std::uint32_t*>(s_.base.masses); }
   __device__ __forceinline__ std::uint32_t* words() const { return keys() + kEditTable; }
   static_assert(sizeof(SampleShared::masses) >= 8 * kEditTable);
-  // The columns' z before the edits, in the order of their insertion. Later the array holds the leaves of a list.
+  // z of the columns before the edits, in the order in which the columns were inserted. Later the array holds the
+  // leaves of a list.
   __device__ __forceinline__ float* z() const { return reinterpret_cast<float*>(s_.base.counts); }
   static_assert(4 * kMostEdits >= 2 * kFewEditSlots);
-  // The columns' places, in this order.
+  // The columns' places in the table, in the order in which the columns were inserted.
   __device__ __forceinline__ std::uint16_t* places() const {
     return reinterpret_cast<std::uint16_t*>(s_.base.counts + kMostEdits);
   }
-  static constexpr int kBinsAt = kMostEdits + kMostEdits / 2;  // place of bins(), behind the places
+  static constexpr int kBinsAt = kMostEdits + kMostEdits / 2;  // index at which bins() begin, behind places()
   static_assert(sizeof(SampleShared::counts) >= 4 * (kBinsAt + kRowThreads));
   __device__ __forceinline__ std::uint32_t* count() const { return s_.base.chunk_counts; }
   __device__ __forceinline__ std::uint32_t* found() const { return s_.base.chunk_counts + 1; }
-  // Not 0 if not all columns fit.
+  // Nonzero if the table has no room for all columns.
   __device__ __forceinline__ std::uint32_t* full() const { return s_.base.chunk_counts + 2; }
-  // The largest key of each leaf's edits, after and before them; 0 for none. A list replaces these arrays.
+  // For each leaf, the largest key of its edited columns, after and before the edits; 0 if the leaf has none. A list
+  // later overwrites these arrays.
   __device__ __forceinline__ std::uint32_t* after() const { return reinterpret_cast<std::uint32_t*>(s_.base.list); }
   __device__ __forceinline__ std::uint32_t* before() const { return after() + kFewEditSlots; }
   static_assert(sizeof(SampleShared::list) >= 8 * kFewEditSlots);
@@ -329,7 +334,7 @@ class EditedRow : public FinishedRow<T, kExp> {
  public:
   using Base::Base;
 
-  // Finishes the row but for its kept set.
+  // Finishes the row except for its kept set.
   __device__ __forceinline__ void run_edited(const Edits& edits) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
     c_ = log2_scale(want.temperature);
@@ -343,7 +348,7 @@ class EditedRow : public FinishedRow<T, kExp> {
   }
 
  private:
-  // Makes the list of the columns that the row keeps. Returns the row's status.
+  // Lists the columns that the row keeps. Returns the row's status.
   __device__ __forceinline__ std::int32_t cut(const SampleRow& want, const Edits& edits, std::uint64_t* kept) {
     const auto count = static_cast<std::uint32_t>(want.top_k);
     const bool vllm = p_.order == SampleOrder::kVllm;
@@ -356,7 +361,7 @@ class EditedRow : public FinishedRow<T, kExp> {
       FirstColumns found;
       if (__builtin_expect(by_leaves, 1)) {
         const auto keys = load_keys<kRowThreads>(this->tops(), num_slots_, map_, &s_, edits);
-        // A leaf may hold the row's largest z below that of an edited column. Then the list tells.
+        // If a leaf may reach a key above the largest certain key, the row's largest z is known only after the list.
         const bool known = __syncthreads_or(edits.most() > keys.largest ? 1 : 0) == 0;
         largest = keys.largest;
         if (known) status = refer(largest);
@@ -397,8 +402,8 @@ class EditedRow : public FinishedRow<T, kExp> {
     return __reduce_max_sync(kAllLanes, s_.counts[1][lane() % (kRowThreads / kWarp)].x);
   }
 
-  // Rows that no list of the leaves' columns serves: many columns have nearly one z, or edits lower too many of the
-  // leaves' largest ones. Calls fn(column, z) for the thread's allowed columns.
+  // Serves rows for which no list from the leaves' largest z suffices: many columns have nearly the same z, or edits
+  // lower the largest z of too many leaves. Calls fn(column, z) for the thread's allowed columns.
   template <class F>
   __device__ __forceinline__ void each_column(const Edits& edits, F fn) const {
     constexpr int kAhead = 4;
@@ -432,7 +437,7 @@ class EditedRow : public FinishedRow<T, kExp> {
         if (least == 0 || mass_of(z) >= least) fn(rank_of(z, column));
       });
     };
-    std::uint64_t last = 0;  // leading digits of the last rank that the list needs
+    std::uint64_t last = 0;  // leading digits of the largest rank that the list needs
     std::uint32_t before = 0;
     int shift = 64 - 1;
 #pragma unroll 1
@@ -486,7 +491,8 @@ __global__ void __launch_bounds__(kRowThreads, kFinishBlocks<Finish::kWhole>)
   extern __shared__ __align__(16) unsigned char memory[];
   auto* const shared = reinterpret_cast<FinishShared*>(memory);
   const std::int64_t i = blockIdx.x;
-  // The history, the bias and the logits come from before the scan, which has waited for them.
+  // The history, the bias and the logits are complete before the scan begins, so the block may read them before it
+  // waits.
   const BlockTeam<kRowThreads> team;
   const RowEdits<BlockTeam<kRowThreads>> of_row(team, of, chunk.first + i);
   RowListEdits<T> edits(p, of, chunk.first + i, of_row, shared);

@@ -1,7 +1,7 @@
-// The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns, from the leaves that
-// may hold them, and cuts the list. Then it computes the tree above the leaves, draws, and writes the results. A row
-// whose cut does not fit a list takes the selection of kernels/sample/select.h. All architectures share this
-// source.
+// The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns (its largest z) from
+// the leaves that may hold these columns, and cuts the list. Then it computes the tree above the leaves, draws, and
+// writes the results. If no list can hold a row's cut, the row takes the selection of kernels/sample/select.h. All
+// architectures share this source.
 #pragma once
 
 #include "bracket.cuh"
@@ -27,7 +27,7 @@ __device__ __forceinline__ void select_row(const SampleParams& p, const SampleCh
   if constexpr (kByCount) {
     const SampleRow want = sample_row_of<PlainMemory>(p, chunk.first + i);
     if (want.top_k > 0 && want.top_k < p.valid_vocab)
-      selection_of(hidden(i)).run_first();  // the bounds of run_first() serve only top_k
+      selection_of(hidden(i)).run_first();  // only top_k needs the bounds of run_first()
     __syncthreads();
   }
   selection_of(i).run_truncate();
@@ -51,7 +51,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
 
  public:
   using Base::has_edits, Base::edited, Base::is_edited, Base::edit_at;
-  // The same as Base's function, but takes the index of a valid column.
+  // Returns the same as Base's function, but requires a valid column.
   __device__ __forceinline__ bool is_allowed(int column) const {
     return allowed_ == nullptr || (static_cast<std::uint32_t>(allowed_[column >> 5]) >> (column & 31) & 1) != 0;
   }
@@ -61,8 +61,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  // i: the row's number in the chunk. draws: whether this launch draws most rows; other launches compute the random
-  // words when they need them.
+  // i: the row's number in the chunk. draws: whether this launch draws most rows. If it does not, the random words are
+  // computed only when a row needs them.
   __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
                          bool draws)
       : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
@@ -77,7 +77,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
 
   __device__ const SlotMap& map() const { return map_; }
-  // The leaf with the largest z. The lanes of each warp hold z of its columns.
+  // The leaf with the row's largest z. The lanes of each warp hold z of the leaf's columns.
   struct Best {
     int slot;
     float largest, z[kOwn];
@@ -87,8 +87,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     std::uint64_t min_mass;
     Best best;
   };
-  // Runs after the first scan. Returns whether the row waits for later launches, since its selection does not fit a
-  // list. kEnds: no later launch reads the mask for the kept set. kByCount: rows may have a top_k.
+  // Runs after the first scan. Returns whether the row has to wait for later launches, because no list can hold its
+  // selection. kEnds: no later launch reads the mask for the kept set. kByCount: rows may have a top_k.
   template <bool kEnds, bool kByCount>
   __device__ __forceinline__ bool run(Waiting* waiting) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
@@ -149,8 +149,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   __device__ void run_selection() {
     if (state_->waits == kForSelection) select_row<T, kExp, true>(p_, place_.chunk(), place_.number(), &s_.base);
   }
-  // Runs after the selection. It leaves a row whose kept columns lie in few leaves to run_few(), so that no scan reads
-  // the row.
+  // Runs after the selection. If the row's kept columns lie in few leaves, run_few() will compute the row, and no scan
+  // reads it.
   __device__ void find_few() {
     if (state_->waits != kForTree || state_->marked != 0 || state_->last == kLastRank) return;
     const float least = z_of_rank(state_->last);
@@ -159,7 +159,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     const std::uint32_t leaves = block_sum<kThreads>(own, &s_, 0);
     if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
-  // Runs after the scan of kept columns, and writes the kept set. The first warp draws while the others write the set.
+  // Runs after the scan of kept columns, and writes the kept set. The first warp draws while the other warps write the
+  // set.
   __device__ void run_rest() {
     if (state_->waits == kDone) {
       kept_ = static_cast<std::int64_t>(state_->kept);
@@ -201,7 +202,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     std::uint64_t before = 0;
     if (!place_.is_first()) {
       if (warp_of_block() > 0) before = place_.counts_before(thread() - kWarp, kThreads - kWarp);
-      before = block_sum<kThreads>(before, &s_);  // the first warp may still draw until the barrier in block_sum
+      before = block_sum<kThreads>(before, &s_);  // up to the barrier in block_sum the first warp may still draw
     }
     if (thread() == 0) {
       s_.kept_begin = place_.place(static_cast<std::int64_t>(before), kept_);
@@ -274,7 +275,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
 
   __device__ const float* tops() const { return nodes_ + 2 * slots_; }
-  // Writes the ids of the row's mask, by the threads from `kFirst` on.
+  // The threads from `kFirst` on write the ids of the row's mask.
   template <int kFirst>
   __device__ __forceinline__ void write_mask(std::int64_t begin) const {
     auto* const counts = reinterpret_cast<std::uint32_t*>(s_.counts[0]);
@@ -284,7 +285,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     static_assert(sizeof(SampleShared::list) >= 4 * kMaskAhead * kThreads);
     static_assert(sizeof(SampleShared::masses) >= 16 * kThreads);
   }
-  // Finds the place of the row's kept set, and writes its ids. All warps but the first call this function.
+  // Finds the place of the row's kept set, and writes its ids. All warps except the first call this function.
   __device__ __forceinline__ void write_beside_draw() {
     constexpr int kWriters = kThreads - kWarp;
     if (thread() == kWarp) place_.publish(kept_);
@@ -347,7 +348,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     s_.words[thread()] = DrawWords<PlainMemory>(p_, row_)(draw_word(thread(), map_.height));
   }
 
-  // Sets m_ and q_ by the row's largest z; returns the row's status.
+  // Sets m_ and q_ from the row's largest z, and returns the row's status.
   __device__ std::int32_t refer_to(float largest) {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
@@ -381,7 +382,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     const int column = __reduce_min_sync(kAllLanes, mine);
     return {first + column, z_in_lanes(best.z, column)};
   }
-  // Replaces the lane's columns of a leaf that are edited. All bits are loaded before the first edit.
+  // Replaces z of the lane's edited columns in a leaf. All bits are loaded before the first edit.
   __device__ __forceinline__ void edit_columns(int first, int columns, float (&z)[kOwn]) const {
     if (!has_edits() || columns == 0) return;
     bool has[kOwn];
@@ -393,7 +394,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
       if (has[k] && column < columns) z[k] = edit_at(first + column);
     }
   }
-  // Columns of a row that nothing cuts.
+  // Number of columns that a row without cuts keeps.
   __device__ std::uint64_t count_allowed() {
     if (allowed_ == nullptr) return static_cast<std::uint64_t>(p_.valid_vocab);
     std::uint32_t mine = 0;
@@ -406,20 +407,20 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     }
     return block_sum<kThreads>(mine, &s_, 1);
   }
-  // Cuts the row by a list of its first columns. Returns whether the list was long enough. If so, the mask has the kept
-  // columns, and each slot that keeps a column has a node.
+  // Cuts the row by a list of its first columns. Returns whether the list was long enough. If it was, the mask has the
+  // kept columns, and each slot that keeps a column has a node.
   template <bool kEnds>
   __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys<kThreads>& keys,
                                           std::uint64_t* kept) {
     const bool vllm = p_.order == SampleOrder::kVllm;
     if (want.top_k <= 0 || want.top_k > kMostListedK || want.top_k >= p_.valid_vocab) return false;
-    if (p_.order == SampleOrder::kSglang && want.top_p < 1.0f) return false;  // a share of the whole row
+    if (p_.order == SampleOrder::kSglang && want.top_p < 1.0f) return false;  // top_p needs the mass of the whole row
     const auto count = static_cast<std::uint32_t>(want.top_k);
     const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
     if (found.size < static_cast<int>(count)) return false;
     return cut_list<kEnds>(want, min_mass, vllm, found, kept);
   }
-  // Cuts a list that has the row's first top_k columns, or all that can survive.
+  // Cuts a list that has the row's first top_k columns, or all columns that can survive.
   template <bool kEnds>
   __device__ __forceinline__ bool cut_list(const SampleRow& want, std::uint64_t min_mass, bool vllm,
                                            const FirstColumns& found, std::uint64_t* kept) {
@@ -434,7 +435,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     std::uint64_t before[kOwnListed], mass[kOwnListed], mine = 0;
     bool keeps[kOwnListed];
     std::uint32_t survivors = 0, kept_bits = 0;
-    // Two lanes share a column of a short list: each compares it with half of the others.
+    // In a short list, two lanes share a column. Each lane compares it with half of the other columns.
     const bool shares = size <= kThreads / 2;
     const int first = shares ? warp_of_block() * (kWarp / 2) + lane() % (kWarp / 2) : thread();
     const int from = shares ? lane() / (kWarp / 2) : 0, step = shares ? 2 : 1;
@@ -466,7 +467,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     }
     const std::uint64_t total = block_sum<kThreads>(mine, &s_);
     if (least > 0 && found.bound > 0 && block_sum<kThreads>(survivors, &s_, 0) < count) {
-      // No other column survives if the mass at the bound is below `least` by far more than an exponential's error.
+      // If the mass at the bound is below `least` by far more than the error of an exponential, no unlisted column
+      // survives.
       const std::uint64_t most = mass_of(z_of_key(found.bound));
       if (most + (most >> 12) + 2 >= least) return false;
     }
@@ -482,8 +484,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     mark<kEnds>(kept_bits, first);
     return true;
   }
-  // Makes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k tells about
-  // the thread's k-th column of the list, and `first` is its first column.
+  // Computes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k is set if
+  // the thread's k-th column of the list is kept. first: the thread's first column of the list.
   template <bool kEnds>
   __device__ __forceinline__ void mark(std::uint32_t kept, int first) {
     std::uint32_t* const bitmap = s_.bitmap;
@@ -562,8 +564,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     return rlk::cuda::bits_before(masks()[place], column);
   }
 
-  // Finds the root of every 32 neighbouring slots, in shared memory, and draws a slot below each root. A row does not
-  // need this function if a scan has stored its roots.
+  // Computes the root of every 32 neighbouring slots in shared memory, and draws a slot below each root. If a scan has
+  // stored the row's roots, the row does not need this function.
   __device__ void find_roots() const {
     constexpr int kPair = 2;  // trees whose steps overlap
 #pragma unroll 1
@@ -585,7 +587,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
   __device__ bool has_scanned_roots() const { return scanned_ && map_.scans_roots(); }
   __device__ int num_roots() const { return (num_slots_ + kWarp - 1) / kWarp; }
-  // The root of all slots, and the drawn group of 32 slots, from the roots of all groups.
+  // From the roots of all groups: the root of all slots, and the drawn group of 32 slots.
   __device__ DrawnLane root_of() const {
     const bool stored = has_scanned_roots();
     const auto* const roots = stored ? reinterpret_cast<const float2*>(scanned_roots(nodes_, slots_)) : s_.roots;
@@ -601,8 +603,9 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     nodes_[4 * slots_ - 3] = root.S;
   }
 
-  // Computes the tree, draws unless `best` has the token, and writes the row's results. All threads call this function.
-  // kEnds: this launch writes the kept set, whose count later rows may use while this row draws.
+  // Computes the tree, draws unless `best` gives the token, and writes the row's results. All threads call this
+  // function. kEnds: this launch writes the kept set. Its count is published before the draw, so later rows need not
+  // wait for the draw.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     if (!has_scanned_roots()) find_roots();
@@ -616,7 +619,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   static __device__ __forceinline__ std::int32_t status_of_root(const SoftmaxStats& root) {
     return status_of(root) | (root.m == -infinity() ? kEmptyRow : kOk);
   }
-  // The first warp draws, unless `best` has the token, and writes the results.
+  // The first warp draws, unless `best` gives the token, and writes the results.
   __device__ __forceinline__ void draw_from(const DrawnLane& of_roots, const SampleRow& want, bool has_best,
                                             const Best& best) {
     const SoftmaxStats root = of_roots.root;

@@ -8,12 +8,12 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kFirst: the first steps, up to where a row may wait. kShare: these steps for a call without top_k. kOnly: all steps of
-// a call in which no row can wait. kWhole: all steps, in one launch even for rows that would wait. kRest: the steps
-// after the wait. kRaw: the steps after the raw scan.
+// kFirst: the first steps, up to the point at which a row may wait for later launches. kShare: the same steps for a
+// call without top_k. kOnly: all steps of a call in which no row can wait. kWhole: all steps in one launch, even for
+// rows that would otherwise wait. kRest: the steps after the wait. kRaw: the steps after the raw scan.
 enum class Finish { kFirst, kShare, kOnly, kWhole, kRest, kRaw };
 
-// Threads of a block. A block of many threads has 64 registers for each.
+// Threads per block. In a block of kManyThreads, a thread has 64 registers.
 template <Finish kFinish>
 constexpr int kFinishThreads = kFinish == Finish::kShare || kFinish == Finish::kRest ? kManyThreads : kRowThreads;
 // Blocks that fit on a multiprocessor. With two blocks on sm_80, the code for all steps would spill registers.
@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(kFinishThreads<kFinish>, kFinishBlocks<kFinish
     sample_finish_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {
   extern __shared__ __align__(16) unsigned char memory[];
   const std::int64_t i = blockIdx.x;
-  // The random words and the slots depend on the call's arguments alone, so the constructor may read them before it
-  // waits for the previous kernel.
+  // The random words and the slots depend only on the call's arguments. So the constructor may compute them before the
+  // block waits for the previous kernel.
   using Row = FinishedRow<T, kExp, kFinishThreads<kFinish>>;
   Row row(p, chunk, i, reinterpret_cast<FinishShared*>(memory), kFinish != Finish::kFirst && kFinish != Finish::kShare);
   wait_for_previous_kernel();
@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kFinishThreads<kFinish>, kFinishBlocks<kFinish
   }
 }
 
-// kByCount: rows may have a top_k. The code for it, and that for 16 bits, needs more registers than a block of many
-// threads has.
+// kByCount: rows may have a top_k. The code for top_k, and the code for 16-bit logits, needs more registers than a
+// thread has in a block of kManyThreads.
 template <class T, bool kByCount>
 constexpr int kSelectionThreads = kByCount || T::kPacked ? kRowThreads : kManyThreads;
 

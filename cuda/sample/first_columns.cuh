@@ -1,5 +1,5 @@
-// Finds the first columns of a row. The largest z of each leaf tells which leaves can hold such columns, and a block
-// lists the columns of these leaves. finish.cuh and sample_best.cu use the list.
+// Finds the first columns of a row, in the order of descending z. The largest z of each leaf shows which leaves can
+// hold such columns. A block lists the columns of these leaves. finish.cuh and sample_best.cu use the list.
 #pragma once
 
 #include <cstring>
@@ -12,11 +12,11 @@ namespace {  // one copy per architecture
 
 constexpr int kRowWarps = kRowThreads / kWarp, kMostWarps = kManyThreads / kWarp;
 constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
-constexpr int kMostListed = 1024;  // columns of a list
+constexpr int kMostListed = 1024;  // the most columns in a list
 static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 
 struct FinishShared {
-  SampleShared base;                 // holds other data while no selection runs: see the accessors of FinishedRow
+  SampleShared base;                 // while no selection runs it holds other data: see the accessors of FinishedRow
   float2 roots[kMostSlots / kWarp];  // one for every 32 neighbouring slots
   uint4 counts[2][kMostWarps];
   std::uint64_t wide[kMostWarps];
@@ -27,7 +27,7 @@ struct FinishShared {
   std::uint8_t drawn[kMostSlots / kWarp];  // the drawn slot among 32 neighbouring slots
   int cuts[kNumParts + 1];
   std::uint32_t listed, slots;
-  uint3 bin;  // a bin of keys: its index, the number of keys before it, and the number of keys up to its end
+  uint3 bin;  // index of a bin of keys, number of keys before the bin, number of keys up to the bin's end
 };
 static_assert(sizeof(FinishShared) <= 48 * 1024);
 
@@ -35,7 +35,7 @@ __device__ __forceinline__ int thread_of_block() { return static_cast<int>(threa
 __device__ __forceinline__ int lane_of_warp() { return static_cast<int>(threadIdx.x % kWarp); }
 __device__ __forceinline__ int warp_of_block() { return static_cast<int>(threadIdx.x / kWarp); }
 
-// The sum over a block of kThreads. Consecutive calls must name different buffers.
+// The sum over a block of kThreads threads. Consecutive calls must use different buffers.
 template <int kThreads = kRowThreads>
 __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared* s, int buffer) {
   x = __reduce_add_sync(kAllLanes, x);
@@ -45,7 +45,7 @@ __device__ __forceinline__ std::uint32_t block_sum(std::uint32_t x, FinishShared
   const std::uint32_t sum = s->counts[buffer][lane_of_warp() % kWarps].x;
   return __reduce_add_sync(kAllLanes, lane_of_warp() < kWarps ? sum : 0);
 }
-// Calls fn on the words of a value that lanes exchange.
+// Applies fn, a shuffle of 32-bit words, to each word of a value.
 template <class N, class F>
 __device__ __forceinline__ N exchanged(const N& x, F fn) {
   static_assert(sizeof(N) % 4 == 0);
@@ -57,8 +57,8 @@ __device__ __forceinline__ N exchanged(const N& x, F fn) {
   memcpy(&other, words, sizeof(N));
   return other;
 }
-// The sum over a block, for any type with an addition. block_scan is the sum over the threads before this one. of_warps
-// has one value for each warp; consecutive calls must pass different arrays.
+// The sum over a block, for any type with an addition. block_scan returns the sum over all threads before this thread.
+// of_warps has one value for each warp. Consecutive calls must pass different arrays.
 template <int kThreads = kRowThreads, class N>
 __device__ __forceinline__ N block_sum(N x, N* of_warps) {
 #pragma unroll
@@ -108,7 +108,7 @@ __device__ __forceinline__ std::uint32_t key_of(float z) {
 }
 __device__ __forceinline__ float z_of_key(std::uint32_t key) { return z_of_rank(std::uint64_t{~key} << kIdBits); }
 
-// The columns of each leaf slot, from the cuts between parts, which lie in shared memory.
+// Maps leaf slots to columns. `cuts`, in shared memory, holds the boundaries between the parts of the vocabulary.
 struct SlotMap {
   const int* cuts;
   int valid, height;
@@ -131,7 +131,8 @@ struct SlotMap {
     first(slot, &columns);
     return columns > 0;
   }
-  // Whether scans store roots of 32 slots: their groups hold slots of one part (group_grid).
+  // Whether scans store a root for every 32 slots. They do if each of their groups holds slots of one part
+  // (group_grid).
   __device__ __forceinline__ bool scans_roots() const { return most_columns() > kGroupColumns / 2; }
   // The largest number of columns, and of leaves, in a part.
   __device__ __forceinline__ int most_columns() const {
@@ -160,7 +161,8 @@ __device__ __forceinline__ int id_of_place(const SlotMap& map, int place) {
   return min(map.cuts[part] + place - (part << map.height) * kLeafColumns, map.cuts[part + 1] - 1);
 }
 
-// Keys of the leaves' largest z, in registers of the threads to which the leaves belong; 0 for a leaf without columns.
+// Keys of the leaves' largest z. Each thread has the keys of its own leaves in registers. The key of a leaf without
+// columns is 0.
 template <int kThreads>
 struct LeafKeys {
   static constexpr int kOwnKeys = kMostSlots / kThreads;
@@ -179,13 +181,12 @@ struct LeafKeys {
     }
   }
 };
-// Stands for the edits of rows without any, or with edits that a scan has put into the leaves. edited_rows.cuh has edits
-// that a row's list still needs:
-//   key(slot, key)   a key that some column of the thread's leaf reaches, given that of its largest z before the edits
-//   reach(slot, key) a key that no column of this leaf exceeds, given what key() gave, if that is not 0
-//   bins(s)          shared memory for a word of each thread
-//   has(id)          whether a column is edited
-//   each(fn)         calls fn(rank) for the thread's edited columns that are allowed
+// The type of edits for rows without edits, and for rows whose edits the scan has already applied. edited_rows.cuh has
+// the type for edits that are applied when a row's list is made. The members are:
+//   key(slot, key) a key that some column of the thread's leaf reaches; `key`: the leaf's largest before the edits
+//   reach(slot, key) a key that no column of this leaf exceeds; `key`: the result of key(), not 0 bins(s) shared memory
+//   for a word of each thread has(id) whether a column is edited each(fn) calls fn(rank) for the thread's edited
+//   columns that are allowed
 struct NoEdits {
   static constexpr bool kAny = false;
   __device__ __forceinline__ std::uint32_t key(int, std::uint32_t key) const { return key; }
@@ -238,8 +239,8 @@ __device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int s
 
 constexpr int kKeyBinBits = 8;
 static_assert(1 << kKeyBinBits == kRowThreads);
-// A bound that at least `count` keys reach, and not many more unless keys are equal; 0 if there are fewer keys.
-// bins: one key of each thread, from the largest keys.
+// A bound that at least `count` keys reach, but not many more keys unless keys are equal; 0 if there are fewer keys.
+// bins: one word for each thread; bins begin at the largest keys.
 __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                        FinishShared* s, std::uint32_t* bins) {
   if (keys.present < count) return 0;
@@ -267,7 +268,7 @@ __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys<kRowThread
   return low;
 }
 
-// z[i] of registers.
+// z[i] of an array in registers.
 __device__ __forceinline__ float element_of(const float (&z)[16], int i) {
   float x[8];
 #pragma unroll
@@ -280,15 +281,15 @@ __device__ __forceinline__ float element_of(const float (&z)[16], int i) {
   return x[0];
 }
 
-// A list in base.list of the ranks of present columns. It holds every column whose key is at least `bound`. If the list
-// has `count` columns or more, it therefore holds the first `count` columns of the row. size is -1 if the columns do
-// not fit.
+// A list of ranks of present columns, in base.list. It holds every column whose key is at least `bound`. So if the list
+// has `count` columns or more, it holds the first `count` columns of the row. size is -1 if the list has no room for
+// the columns.
 struct FirstColumns {
   int size;
   std::uint32_t bound;
 };
-// columns: is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and logit_at(id), which gives
-// z before edits.
+// columns: has is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and logit_at(id), which
+// returns z before edits.
 template <class Columns, class Edits = NoEdits>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s, const Columns& columns,

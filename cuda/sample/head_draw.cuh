@@ -1,6 +1,6 @@
-// The second launch of linear_sample for few rows: a block draws a row's token among its leaves. The first launch has
-// stored the node of each leaf and the column that the draw finds below it. Each warp draws a leaf below some roots of
-// 32 leaves. One warp then draws among the roots. Bound by the latency of one load.
+// The second launch of linear_sample for few rows: a block draws the leaf of a row's token. The first launch has stored
+// the node of each leaf, and the column that the draw takes in this leaf. Each warp draws a leaf in some groups of 32
+// leaves. One warp then draws one of the groups. The latency of one load limits the speed.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -13,8 +13,8 @@ namespace {  // one copy per architecture
 constexpr int kHeadDrawThreads = 256;
 constexpr int kDrawsAtOnce = 4;  // roots per warp whose draws overlap; 32 roots hold 131,072 columns
 
-// Computes everything once before the previous kernel has ended, from nodes that it makes up. Then the
-// instructions lie in the multiprocessor's cache, from which no stream of weights evicts them.
+// Before the previous kernel ends, the block computes everything once from made-up nodes. This brings its instructions
+// into the multiprocessor's cache, from which the stream of weights does not evict them.
 __global__ void __launch_bounds__(kHeadDrawThreads)
     linear_sample_draw_kernel(const __grid_constant__ SampleParams p, const float* const all_nodes,
                               const std::int64_t row_floats) {
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kHeadDrawThreads)
   const auto* const columns = nodes + num_slots;  // the drawn column of each leaf, and the column's z
   __syncthreads();
   int passes = 2;
-  asm volatile("" : "+r"(passes));  // hides the number of passes, so that both passes run the same instructions
+  asm volatile("" : "+r"(passes));  // hides the number of passes, so the compiler makes one copy of the code for both
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const bool rehearses = pass == 0;

@@ -12,7 +12,7 @@ struct Fp16;
 
 constexpr std::int64_t kMostFusedRows = 64;  // rows of one warpgroup
 
-// Rows have one stride, and TMA can read them.
+// The rows of each operand have one stride, and TMA can read the operands.
 template <class T>
 void run_fused_rows(const LinearParams& product, const SampleParams& draw, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
-// The first launch of linear_sample for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma. A
-// tile is one leaf of all rows. One warpgroup computes the leaf's node in each row's tree. It also draws a column of the
-// leaf for each row, since the random words below a leaf are the same for all leaves. No logits reach memory. Bound by
-// HBM.
+// The first launch of linear_sample for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma.
+// A tile is one leaf of all rows. One warpgroup computes the leaf's node in each row's tree. It also draws a column of
+// the leaf for each row. This is possible before the draw of a leaf, because a row's random words below a leaf are the
+// same for all leaves. No logits are written to memory. Bound by HBM.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -17,22 +17,22 @@
 namespace rlk::cuda {
 
 struct LeafTile : OneWarpgroupTile<kMostFusedRows, kLeafColumns> {
-  // The stages leave memory for blocks of the next launch, which begin beside this kernel.
+  // Eight stages leave shared memory for blocks of the next launch, which begin while this kernel runs.
   static constexpr int kStages = 8;
 };
 
 struct LeafLaunch {
   HeadColumns columns;
-  int leaves_per_part, leaves;  // leaves of the longest part; tiles of all parts
+  int leaves_per_part, leaves;  // leaves of the longest part; number of tiles in all parts
   int height;                   // levels of a part's tree
-  float* nodes;                 // nodes of a row's leaves, then their drawn columns; rows are row_floats apart
+  float* nodes;                 // for each row: nodes of its leaves, then drawn columns; rows are row_floats apart
   std::int64_t row_floats;
   const void* bias;  // [vocab_size], or null
   DType bias_dtype, logits_dtype;
   int rows, last_rows, last_columns, k_steps, prefetched_steps;
 };
 
-// Turns accumulators of columns from `column` on into logits. Columns from `last` on do not exist.
+// Converts the accumulators of columns from `column` on to logits. Columns from `last` on do not exist.
 template <int kFragment>
 __device__ __forceinline__ void round_logits(const LeafLaunch& g, float (&d)[kFragment], int column, int last) {
   const int first = column + static_cast<int>(threadIdx.x) % 4 * 2;
@@ -56,15 +56,15 @@ __device__ __forceinline__ void round_logits(const LeafLaunch& g, float (&d)[kFr
   }
 }
 
-// A column of a leaf, and its z, as drawn for one row.
+// The column of a leaf that one row draws, and its z.
 struct LeafDraw {
   float z;
   int column;
   bool mine;  // whether this lane has the column and its z
 };
 
-// Draws a column of the leaf for row h of the lane. The four lanes of a quad hold two chains each. m: reference of the
-// leaf; words: the chains' random words, then the prefix's random word.
+// Draws a column of the leaf for row h of the lane. Each of the four lanes that share a row holds two chains. m:
+// reference of the leaf. words: the random words for the chains, then the word for the prefix.
 template <Exp kExp, int kFragment>
 __device__ __forceinline__ LeafDraw draw_leaf(const float (&d)[kFragment], int h, float c, float m,
                                               const std::uint32_t (&words)[4]) {
@@ -129,8 +129,8 @@ __global__ void __launch_bounds__(LeafTile::kThreads, 1)
       prefetch_tensor_map(&maps.x);
       prefetch_tensor_map(&maps.w);
     }
-    // Prefetches the first weights while the previous kernel still runs. The prefetch fills L2 alone, since that kernel
-    // may write the weights.
+    // Prefetches the first weights while the previous kernel still runs. The prefetch fills only L2, because the
+    // previous kernel may still write the weights.
     const int part = static_cast<int>(blockIdx.x) / g.leaves_per_part;
     const int column = g.columns.part_first[part] + (static_cast<int>(blockIdx.x) % g.leaves_per_part) * kLeafColumns;
     const int left = g.columns.part_last[part] - column;
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(LeafTile::kThreads, 1)
   }
   if (threadIdx.x < 32) mbarrier_init_fence();
   __syncthreads();
-  // The next kernel reads the call's arguments before it waits for this one. So it may begin only once their writer is
-  // done.
+  // The next kernel reads the call's arguments before it waits for this kernel. So it may begin only after the kernel
+  // before this one, which may write the arguments, has ended.
   wait_for_previous_kernel();
   allow_next_kernel();
 
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(LeafTile::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   };
-  const int row = warp * 16 + lane / 4;  // a thread's first row; the other is 8 further
+  const int row = warp * 16 + lane / 4;  // a thread's first row; its second row is 8 rows further
   float c[kTileRows];
   std::uint32_t words[kTileRows][4];
 #pragma unroll

@@ -27,7 +27,7 @@ inline LeafLaunch leaf_launch(const LinearParams& product, const SampleParams& d
   g.logits_dtype = product.out_dtype;
   g.rows = static_cast<int>(product.num_rows);
   g.last_rows = last_tile(g.rows, LeafTile::kBM);
-  for (int i = 0; i < kNumParts; ++i) {  // the widest of the parts' last leaves
+  for (int i = 0; i < kNumParts; ++i) {  // columns of the widest of the parts' last leaves
     const int last = last_tile(g.columns.part_last[i] - g.columns.part_first[i], kLeafColumns);
     g.last_columns = std::max(g.last_columns, last);
   }

@@ -13,7 +13,7 @@ namespace rlk::cuda {
 
 bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device) {
   const RowLayout weight_rows{product.out_features, 0, product.weight_stride};
-  // Cuts and greedy rows need the leaves' largest z, and raw_logprob other statistics.
+  // Calls with cuts or greedy rows need the leaves' largest z, and calls with raw_logprob need other statistics.
   const bool draws_from_all = draw.is_greedy == nullptr && !draw.greedy && draw.top_k.data == nullptr &&
                               draw.top_k.value <= 0 && draw.min_p.data == nullptr && draw.min_p.value == 0.0f &&
                               draw.raw_logprob == nullptr;

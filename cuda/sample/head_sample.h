@@ -1,4 +1,4 @@
-// CUDA functions of linear_sample, in addition to the functions of linear and sample.
+// CUDA functions of linear_sample that linear and sample do not have.
 #pragma once
 
 #include "rlk/ops/linear.h"
@@ -7,7 +7,8 @@
 namespace rlk::cuda {
 
 // fuses_linear_sample: whether one kernel serves a call's product and the leaf statistics of its rows.
-// fused_linear_sample: that kernel, then the draw. `draw` has the product's logits, and the workspace of sample.
+// fused_linear_sample: runs that kernel, then the draw. `draw` describes the product's logits, and has the workspace of
+// sample.
 bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device);
 void fused_linear_sample(const LinearParams& product, const SampleParams& draw, int device, Stream stream);
 

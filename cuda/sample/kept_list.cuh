@@ -1,4 +1,4 @@
-// Computes the masks and nodes of a row whose list holds every column that it keeps, without another read of the
+// For rows whose list holds every column that the row keeps: computes the masks and nodes without another read of the
 // logits. Each block processes one row. Shared memory has the masks of all leaves, and the kept columns in ascending
 // order. All architectures share this source.
 #pragma once
@@ -27,13 +27,13 @@ __device__ __forceinline__ int bits_before(const uint4& mask, int column) {
   return count;
 }
 
-// A column's leaf, the leaf's slot, and the column's number in it.
+// A column's leaf, the leaf's slot, and the column's number in the leaf.
 struct LeafColumn {
   int leaf, slot, column;
 };
 
-// Masks of all leaves, in shared memory. Other arrays of a KeptList lie behind them. While the masks are made, the
-// selection's `counts` still hold the columns of a bin.
+// Masks of all leaves, in shared memory. Other arrays of a KeptList lie behind the masks. While the masks are computed,
+// the selection's `counts` still hold the columns of a bin.
 template <int kThreads>
 class LeafMasks {
  public:
@@ -49,7 +49,8 @@ class LeafMasks {
   __device__ __forceinline__ int leaves() const { return leaves_; }
   __device__ __forceinline__ uint4* data() const { return masks_; }
   __device__ __forceinline__ uint4& operator[](int leaf) const { return masks_[leaf]; }
-  // The number of kept columns that shared memory can hold behind the kLeafBytes of each leaf; 0 if not even these fit.
+  // The number of kept columns for which shared memory has room behind the kLeafBytes of each leaf; 0 if it has no room
+  // even for the leaves.
   __device__ __forceinline__ int room() const {
     return max(0, (static_cast<int>(sizeof(SampleShared)) - leaves_ * kLeafBytes) / 4);
   }
@@ -61,7 +62,7 @@ class LeafMasks {
   __device__ __forceinline__ void add(const LeafColumn& of) const {
     atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
   }
-  // rank: an entry of a list, which holds the column's place (place_of) in the bits of its id.
+  // rank: an entry of a list. In place of the column's id, its lower bits hold the column's place (place_of).
   __device__ __forceinline__ LeafColumn column_of(std::uint64_t rank) const {
     const auto place = static_cast<int>(id_of_rank(rank));
     const int slot = place / kLeafColumns;
@@ -89,7 +90,7 @@ class LeafMasks {
 };
 
 // The sum of the terms of a leaf's kept columns, in the order of its chains. next() returns the terms one after
-// another, columns ascending.
+// another, in ascending order of columns.
 template <class Next>
 __device__ __forceinline__ float sum_of_kept(const std::uint32_t* words, Next next) {
   float sums[kNumChains] = {};
@@ -111,14 +112,14 @@ __device__ __forceinline__ float sum_of_kept(const std::uint32_t* words, Next ne
   return sums[0];
 }
 
-// Computes a row's nodes and ids from its list. Loops are short and not unrolled, since a block runs this code once and
-// waits for each cache line of its instructions.
+// Computes a row's nodes and ids from its list. Loops are short and not unrolled, because a block runs this code once
+// and waits for each cache line of its instructions.
 template <Exp kExp, int kThreads>
 class KeptList {
   using Masks = LeafMasks<kThreads>;
 
  public:
-  // c, mask and nodes belong to the row.
+  // c, mask and nodes are the row's.
   __device__ __forceinline__ KeptList(FinishShared* shared, const Masks& masks, float c, std::uint32_t* mask,
                                       float* nodes)
       : s_(*shared),
@@ -178,9 +179,9 @@ class KeptList {
       }
     });
     __syncthreads();
-    // In this loop a thread takes leaves of up to two kept columns, whose terms have only one order. A second loop
-    // takes leaves of more columns, so that few threads wait for them. A node replaces its leaf's mask in shared
-    // memory.
+    // In this loop a thread takes leaves with at most two kept columns, whose sum does not depend on an order. A second
+    // loop takes leaves with more kept columns, so few threads wait for long sums. A node replaces its leaf's mask in
+    // shared memory.
     masks_.each_slot([&](int slot, int leaf) {
       const uint4 mask = masks_[leaf];
       const int columns = bits_of(mask);
@@ -209,7 +210,7 @@ class KeptList {
 
  private:
   // Shared memory holds four values for each leaf: its mask, its reference, the number of kept columns before it, and
-  // an entry of the list of leaves with many columns. The terms of the kept columns follow.
+  // an entry of the list of leaves with many columns. Behind these values it holds the terms of the kept columns.
   static_assert(Masks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {
@@ -219,8 +220,8 @@ class KeptList {
   __device__ __forceinline__ float* terms() const { return reinterpret_cast<float*>(large() + leaves_); }
   __device__ __forceinline__ float2* node_of(int leaf) const { return reinterpret_cast<float2*>(masks_.data() + leaf); }
 
-  // The reference of a leaf, from its largest z: a leaf that keeps any column keeps its largest. -Inf if the leaf adds
-  // nothing.
+  // The reference of a leaf, from the leaf's largest z. A leaf that keeps any column also keeps its largest column. The
+  // result is -Inf if the leaf adds nothing.
   __device__ __forceinline__ float reference_of(float largest) const {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);

@@ -1,5 +1,6 @@
-// The place of a row's kept set among the kept sets of all rows. A block publishes its row's count and waits for the
-// counts of earlier rows. Blocks begin in the order of their rows, so every earlier block publishes its count.
+// Finds the place of a row's kept set among the kept sets of all rows. A block publishes the number of its row's kept
+// columns, and waits for the counts of earlier rows. The wait ends, because blocks start in the order of their rows, so
+// the blocks of earlier rows are running or done.
 #pragma once
 
 #include "kernels/sample/check.h"
@@ -9,14 +10,15 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// All threads of an earlier kernel than the one that publishes counts call this function.
+// Clears the published counts. All threads of a kernel before the kernel that publishes counts call this function.
 __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < chunk.rows; i += threads) {
     chunk.states[i].published = 0;
   }
 }
-// orders: a fence orders this thread's earlier reads before the count, for the blocks of later rows.
+// orders: a fence makes sure that this thread's earlier reads come before the count becomes visible to the blocks of
+// later rows.
 __device__ __forceinline__ void publish_count(SampleState* state, std::int64_t count, bool orders) {
   if (orders) __threadfence();
   asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(&state->published), "l"(count + 1) : "memory");
@@ -52,13 +54,14 @@ class KeptPlace {
   __device__ __forceinline__ void publish(std::int64_t count) {
     if (published_) return;
     published_ = true;
-    // Read before the count is published, because the last row's block changes `closed` once it has all counts.
+    // `closed` is read before the count is published, because the last row's block changes `closed` once it has all
+    // counts.
     was_closed_ = chunk_.first > 0 && *static_cast<volatile const std::uint32_t*>(chunk_.closed) != 0;
     publish_count(chunk_.states + i_, count, chunk_.first > 0);
   }
   __device__ __forceinline__ bool is_first() const { return i_ == 0; }
   __device__ __forceinline__ const std::int32_t* listed_ids() const { return ids_of_list(chunk_, i_); }
-  // The sum of every `step`-th count of the rows before this one, from the `from`-th on.
+  // The sum of every `step`-th count of the rows before this row, from row `from` of the chunk on.
   __device__ __forceinline__ std::uint64_t counts_before(int from, int step) const {
     std::uint64_t sum = 0;
 #pragma unroll 1
@@ -69,8 +72,8 @@ class KeptPlace {
     if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();
     return sum;
   }
-  // Writes the row's offset, in the thread that published the count. before: the sum of the counts of all earlier rows.
-  // Returns where the `count` ids begin, or -1 if there are none to write.
+  // Writes the row's offset. The thread that published the count calls this function. before: the sum of the counts of
+  // all earlier rows. Returns where the `count` ids begin, or -1 if no ids are to be written.
   __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) {
     const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
     const std::int64_t begin = base + before, end = begin + count;
@@ -82,7 +85,8 @@ class KeptPlace {
     if (i_ + 1 == chunk_.rows) *chunk_.closed = fits ? 0 : 1;
     return fits && count > 0 ? begin : -1;
   }
-  // Marks a row whose ids do not fit. The same thread calls this function after the row's other results are written.
+  // Marks a row whose ids do not fit. The thread that called place() calls this function after the row's other results
+  // are written.
   __device__ __forceinline__ void mark_overflow() const {
     if (!overflows_) return;
     const std::int64_t row = chunk_.first + i_;

@@ -1,5 +1,5 @@
-// The launches of sample's files; each file compiles few kernels. The file that has the kernels of a template also has
-// its explicit instantiation.
+// Declares the launches of sample's source files. Each source file compiles few kernels, and has the explicit
+// instantiations of its templates.
 #pragma once
 
 #include "../common/element.cuh"
@@ -8,7 +8,7 @@
 
 namespace rlk::cuda {
 
-// Calls fn<T>() for the params' type, and fn<T, kExp>() for their type and exponential.
+// by_type calls fn<T>() for the type of the logits. by_type_and_mode calls fn<T, kExp>() for their type and exponential.
 template <class F>
 void by_type(const SampleParams& p, F fn) {
   p.dtype == DType::kFloat32    ? fn.template operator()<Fp32>()
@@ -46,17 +46,19 @@ __device__ __forceinline__ ChunkRow row_of(const SampleParams& p, const SampleCh
 
 namespace RLK_CUDA_ARCH {
 
-// The results of a chunk's rows except the n best, and the raw log-probabilities. rows.cuh defines both launches.
+// sample_rows computes the results of a chunk's rows except the n best. sample_raw computes the raw log-probabilities.
+// rows.cuh defines both.
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>
 void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
-// The results of rows whose edits the finishing blocks compute, after the first scan. edited_rows.cuh defines the launch.
+// Computes the results of rows whose edits the finishing blocks compute, after the first scan. edited_rows.cuh defines
+// it.
 template <class T, Exp kExp>
 void finish_edited_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
-// The n best of a chunk's rows, where the call asks for them.
+// Computes the n best of a chunk's rows, if the call requests them.
 void sample_best(const SampleParams& p, const SampleChunk& chunk, bool raw, cudaStream_t stream);
-// The kept sets of a shard's rows, which earlier launches have marked and counted.
+// Writes the kept sets of a shard's rows; earlier launches have marked and counted the kept columns.
 void sample_kept(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 
 }  // namespace RLK_CUDA_ARCH

@@ -13,7 +13,7 @@ constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChai
 constexpr int kMostInside = kWarp * kLeafSteps;  // columns in the bracket that a warp collects before it lists them
 constexpr int kLeafScanWarps = 8;                // warps per block
 
-// The leaves of a group, a few of them at once.
+// Processes the leaves of a group, kAtOnce leaves at a time.
 template <class T, Exp kExp, ScanPass kPass>
 class LeafScan {
   using Storage = typename T::Storage;
@@ -25,11 +25,11 @@ class LeafScan {
     float2 nodes[kWarp];
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
-    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // one warp's columns in the bracket: z and place
-    uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of the columns in one warp's leaves
+    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // columns in the bracket, one warp's: z and place
+    uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of columns in a warp's leaves
   };
 
-  // together: the warps of a block share one group and its results. shared: an element for each warp.
+  // together: the warps of a block share one group and the results of this group. shared: one element for each warp.
   __device__ __forceinline__ LeafScan(const SampleParams& p, const GroupGrid& grid, const ScanWork& work,
                                       Shared* shared, const bool& together)
       : p_(p),
@@ -74,7 +74,7 @@ class LeafScan {
     logits_ = static_cast<const Storage*>(p_.logits) + row * p_.logits_stride;
     return i;
   }
-  // The warp's first leaf, the step to its next one, and whether the warp stores the results of the group.
+  // The warp's first leaf, the distance to its next leaf, and whether the warp stores the results of the group.
   __device__ __forceinline__ int first_leaf() const { return together_ ? warp() * kAtOnce : 0; }
   __device__ __forceinline__ int step() const { return together_ ? kLeafScanWarps * kAtOnce : kAtOnce; }
   __device__ __forceinline__ bool ends() const { return !together_ || warp() == 0; }
@@ -95,7 +95,8 @@ class LeafScan {
     if (whole_) return (group_.part << work_.height) + group_.step * kGroupLeaves + leaf;
     return (group_.part + leaf / grid_.leaves << work_.height) + leaf % grid_.leaves;
   }
-  // Loads the bits of the group's columns that are allowed, and of those that are edited. Each lane has a leaf.
+  // Loads two bits for each of the group's columns: whether the column is allowed, and whether it is edited. Each lane
+  // has a leaf.
   __device__ __forceinline__ void load_bits(int row) const {
     const bool masked = kHasMask && p_.allowed != nullptr, edited = kHasEdits && p_.edited != nullptr;
     if (!masked && !edited) return;
@@ -111,7 +112,8 @@ class LeafScan {
     }
     __syncwarp();
   }
-  // The bits of a leaf, from the lane's chain on: the lane's k-th column has bit k % 4 * kNumChains of word k / 4.
+  // The bits of a leaf, shifted right by the lane's chain: the lane's k-th column has bit k % 4 * kNumChains of word k
+  // / 4.
   __device__ __forceinline__ void bits_from_chain(const uint4& of, std::uint32_t (&words)[kMaskWords]) const {
     words[0] = of.x >> chain_;
     words[1] = of.y >> chain_;
@@ -121,10 +123,10 @@ class LeafScan {
   static __device__ __forceinline__ bool has_bit(const std::uint32_t (&words)[kMaskWords], int k) {
     return (words[k / 4] & 1u << (k % 4 * kNumChains)) != 0;
   }
-  // z of the lane's columns, with -Inf for missing ones. at: the leaf's number in the group.
+  // z of the lane's columns, and -Inf for missing columns. at: the leaf's number in the group.
   __device__ __forceinline__ void load(int i, const LeafSpan& leaf, int at, float (&z)[kLeafSteps]) const {
     const Storage* const from = logits_ + leaf.first + chain_;
-    if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from the array that holds the column's z
+    if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from `edits` if it is edited
       const std::int64_t row = work_.chunk.first + i;
       const float* const edits = p_.edits + row * p_.vocab_size + leaf.first + chain_;
       std::uint32_t words[kMaskWords];
@@ -146,7 +148,7 @@ class LeafScan {
       }
     }
   }
-  // Drops the lane's columns that are not allowed. at: the leaf's number in the group.
+  // Sets z to -Inf for the lane's columns that are not allowed. at: the leaf's number in the group.
   __device__ __forceinline__ void drop(int at, float (&z)[kLeafSteps]) const {
     std::uint32_t words[kMaskWords];
     bits_from_chain(mine_.allowed[at], words);
@@ -161,7 +163,7 @@ class LeafScan {
     return sum;
   }
 
-  // The first pass and the raw pass.
+  // Runs the first pass or the raw pass.
   __device__ __forceinline__ void run_nodes(int row, int i) {
     SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
     if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p_, row);
@@ -182,7 +184,7 @@ class LeafScan {
       load(i, leaf, base + quarter_, z);
       if (masked) drop(base + quarter_, z);
       if (samples && leaf.columns > 0) {
-        // A run of eight columns, whose place differs between neighbouring leaves.
+        // Samples eight consecutive columns of each leaf. Their place in the leaf differs between neighbouring leaves.
         const bool odd = (quarter_ & 1) != 0, high = (quarter_ & 2) != 0;
         static_assert(kSampledColumns == kNumChains);
         sample[slot_of(base + quarter_) * kSampledColumns + chain_] = high ? odd ? z[13] : z[9] : odd ? z[5] : z[1];
@@ -256,12 +258,12 @@ class LeafScan {
     return stats;
   }
 
-  // The masses around the cut.
+  // Runs the pass over the masses around the cut.
   __device__ __forceinline__ void run_masses(int row, int i) {
     const MassRow of_row(p_, row, work_.chunk, i);
     const float addend = Chains<kExp, false>::addend(of_row.m);
     const bool bounded = of_row.high < infinity();  // otherwise no column is above the bracket
-    MassSum total, above;                           // a lane adds 128 columns at most
+    MassSum total, above;                           // a lane adds at most 128 columns
     int size = 0;                                   // columns in `inside`
 #pragma unroll 1
     for (int base = first_leaf(); base < leaves_; base += step()) {
@@ -276,15 +278,15 @@ class LeafScan {
     list(size, i);
     add_sums(total.value(), above.value(), i);
   }
-  // Adds the masses of the lane's columns, whose first one has this place. Columns in the bracket go behind the `size`
-  // ones in `inside`. Returns the new size.
+  // Adds the masses of the lane's columns. `place`: the place of the lane's first column. Columns in the bracket are
+  // appended to `inside`, which holds `size` columns. Returns the new size.
   template <bool kBounded>
   __device__ __forceinline__ int add_masses(const MassRow& row, float addend, int i, int place, int size,
                                             const float (&z)[kLeafSteps], MassSum* total, MassSum* above) const {
     int count = 0;  // the lane's columns in the bracket
 #pragma unroll
     for (int k = 0; k < kLeafSteps; ++k) {
-      // The hardware's exponential, too, gives no mass below the clamp.
+      // The hardware's exponential needs no clamp: below it, its mass is 0, too.
       const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
       const double mass = MassSum::units_of(Chains<kExp, false>::exponential(clamped, row.c, addend));
       total->add(mass);
@@ -308,7 +310,8 @@ class LeafScan {
     for (int k = 0; k < kLeafSteps; ++k) store_inside(row, z[k], place + k * kNumChains, &to);
     return size + all;
   }
-  // Stores a column, if it is in the bracket, and moves `to` behind it. No branch costs the other lanes' time.
+  // Stores a column at `to` if it is in the bracket, and advances `to`. The stores are predicated: a branch would make
+  // the other lanes wait.
   static __device__ __forceinline__ void store_inside(const MassRow& row, float z, int place, std::uint32_t* to) {
     asm volatile(
         "{\n\t.reg .pred p;\n\tsetp.ge.f32 p, %1, %2;\n\tsetp.lt.and.f32 p, %1, %3, p;\n\t"
@@ -317,7 +320,7 @@ class LeafScan {
         : "f"(z), "f"(row.low), "f"(row.high), "r"(rlk::bits_of(z)), "r"(place)
         : "memory");
   }
-  // Lists the warp's `size` columns in `inside`.
+  // Appends the warp's `size` columns in `inside` to the row's list.
   __device__ __forceinline__ void list(int size, int i) const {
     if (size == 0) return;
     std::uint32_t at = 0;
@@ -334,7 +337,7 @@ class LeafScan {
     }
     __syncwarp();
   }
-  // Adds the lanes' masses to the row's.
+  // Adds the lanes' masses to the row's masses.
   __device__ __forceinline__ void add_sums(std::uint64_t total, std::uint64_t above, int i) const {
     Bracket* const bracket = bracket_of(work_.chunk.firsts, i);
 #pragma unroll
@@ -347,7 +350,7 @@ class LeafScan {
     atomicAdd(reinterpret_cast<unsigned long long*>(&bracket->total), total);
   }
 
-  // The pass over the columns that the row keeps.
+  // Runs the pass over the columns that the row keeps.
   __device__ __forceinline__ void run_kept(int row, int i) {
     float* const nodes = work_.chunk.nodes + i * 4 * slots_;
     auto* const masks = reinterpret_cast<uint4*>(work_.chunk.masks) + i * slots_;
@@ -410,8 +413,8 @@ class LeafScan {
   const Storage* logits_ = nullptr;
 };
 
-// Number of blocks that fit on a multiprocessor. The pass over kept columns needs more registers than the first pass.
-// On sm_80 it needs yet more, and so does the pass over masses, which elsewhere needs more for the portable exponential.
+// Number of blocks that fit on a multiprocessor. The pass over kept columns needs more registers than the first pass,
+// and on sm_80 still more. The pass over masses needs more registers on sm_80, and with the portable exponential.
 template <ScanPass kPass, Exp kExp>
 constexpr int kLeafScanBlocks = kPass == ScanPass::kKept     ? RLK_CUDA_SM90 ? 3 : 2
                                 : kPass == ScanPass::kMasses ? RLK_CUDA_SM90&& kExp == Exp::kHardware ? 4 : 3
@@ -431,12 +434,12 @@ __global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass, 
   const int blocks = static_cast<int>(gridDim.x), step = together ? blocks : kLeafScanWarps * blocks;
 #pragma unroll 1
   for (int task = static_cast<int>(blockIdx.x) + own * blocks; task < work.tasks; task += step) {
-    // L2 still holds the rows that the previous pass read last.
+    // The pass over masses goes backward, because L2 still holds the rows that the previous pass read last.
     scan.run(kPass == ScanPass::kMasses ? work.tasks - 1 - task : task);
   }
 }
 
-// kAfter: the pass may begin while the kernel before it ends, for which it waits.
+// kAfter: the pass may begin while the previous kernel ends, and then waits for that kernel.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   if constexpr (T::kPacked) {
@@ -445,7 +448,7 @@ void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
     const ScanWork work = scan_work(p, chunk, grid);
     const int most = multiprocessors(current_device()) * kLeafScanBlocks<kPass, kExp>,
               blocks = std::min(most, work.tasks);
-    // Few groups would leave most warps without work.
+    // If a call has few groups, most warps would have no group of their own.
     const bool together = work.tasks <= kLeafScanWarps / 2 * most;
     launch_dependent<kAfter && RLK_CUDA_ARCH::kOverlap>(sample_leaf_scan_kernel<T, kExp, kPass>, blocks,
                                                         kLeafScanWarps * kWarp, 0, stream, p, grid, work, together);

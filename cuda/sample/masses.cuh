@@ -1,4 +1,4 @@
-// One lane computes the masses of a leaf's columns, for the cut by top_p (bracket.cuh).
+// Computes the masses of a leaf's columns in one lane, for the cut by top_p (bracket.cuh).
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -10,11 +10,11 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 // The row's last kept column has z in [low, high). A scan sums the masses, and lists the ranks of the columns with z in
-// this range. These ranks hold a column's place (place_of) in the bits of its id.
+// this range. In place of a column's id, these ranks hold the column's place (place_of).
 struct Bracket {
   std::uint64_t above, total;  // mass of the columns with z >= high; mass of all columns
   float low, high, largest;    // the bracket, and the row's largest z
-  std::uint32_t listed;        // number of columns in the list, or a number above the list's capacity
+  std::uint32_t listed;        // number of columns in the list; above the capacity if they do not fit
 };
 __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64_t i) {
   static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // a row that has a bracket has no first ranks
@@ -29,13 +29,15 @@ __device__ __forceinline__ std::int32_t* ids_of_list(const SampleChunk& chunk, s
 // Columns per leaf in the sample from which the bracket is estimated. The first scan stores the sample in the row's
 // list.
 constexpr int kSampledColumns = 8;
-// Whether the first scan stores a sample of the row. A list of all columns needs no sample, and has no room for one.
+// Whether the first scan stores a sample of the row. If the list can hold all columns, no sample is needed, and the
+// list has no room for it.
 __device__ __forceinline__ bool takes_sample(const SampleParams& p, const SampleRow& want, const SampleChunk& chunk) {
   return p.valid_vocab > chunk.most_listed && cuts_by_mass(p, want);
 }
 
-// A sum of masses without 64-bit integers. From 2^8 on, a double counts units of 2^-44, so an addition toward zero adds
-// floor(2^44 e) of them. The sum of 128 columns stays below 2^9, where the unit changes.
+// A sum of masses without 64-bit integers. The last bit of a double between 2^8 and 2^9 has the value 2^-44. So an
+// addition of e with rounding toward zero adds floor(2^44 e) units of 2^-44. The sum of 128 columns stays below 2^9,
+// from where on the last bit has another value.
 class MassSum {
  public:
   // Adds the mass of e if `takes`. A subnormal e has no mass: neither e nor the double that its bits give reaches a
@@ -44,7 +46,7 @@ class MassSum {
     const double units = units_of(e);
     sum_ = __dadd_rz(sum_, __hiloint2double(takes ? __double2hiint(units) : 0, __double2loint(units)));
   }
-  // The double of e that add() takes.
+  // e as the double that add() takes.
   static __device__ __forceinline__ double units_of(float e) {
     const auto bits = static_cast<std::uint32_t>(bits_of(e));
     return __hiloint2double(static_cast<int>((bits >> 3) + 0x38000000u), static_cast<int>(bits << 29));
@@ -64,7 +66,7 @@ class MassSum {
   double sum_ = 0x1p8;
 };
 
-// The row's values that a leaf's masses depend on.
+// The values of a row on which the masses of a leaf depend.
 struct MassRow {
   float c = 0.0f, m = 0.0f, q = 0.0f, low = 0.0f, high = 0.0f;
 
@@ -77,8 +79,8 @@ struct MassRow {
         high(bracket_of(chunk.firsts, i)->high) {}
 };
 
-// Passes over a row's list of ranks. Each of the block's kThreads threads calls fn(ranks, whether the list has them) for
-// its share, with kAtOnce ranks at once. A list that the block has read before is in L1.
+// Passes over a row's list of ranks. Each of the block's kThreads threads calls fn(ranks, has) for its share, with
+// kAtOnce ranks at once; has[k] is whether the list has rank k. L1 holds a list that the block has read before.
 template <int kAtOnce, int kThreads, class F>
 __device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int size, F fn) {
 #pragma unroll 1
@@ -97,14 +99,14 @@ __device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int s
 struct LeafMasses {
   std::uint64_t above = 0, total = 0;
 };
-// The masses of a leaf's n columns, and the bits of those in the bracket. kAll: a whole leaf; otherwise only columns
-// with a bit in `words` count. kBounded: the bracket has an upper end.
+// The masses of a leaf's n columns, and the bits of the columns in the bracket. kAll: the leaf is whole and all of its
+// columns count; otherwise only columns with a bit in `words` count. kBounded: the bracket has an upper end.
 template <class T, Exp kExp, bool kAll, bool kBounded>
 __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n, const MassRow& row,
                                                      std::uint32_t (&words)[kMaskWords]) {
   using Exponential = Chains<kExp, false>;
   const float addend = Exponential::addend(row.m);
-  constexpr int kSums = 4;  // number of sums whose additions do not wait for one another
+  constexpr int kSums = 4;  // number of separate sums, so additions wait less for one another
   MassSum total[kSums], above[kSums];
 #pragma unroll
   for (int k = 0; k < kMaskWords; ++k) {
@@ -117,7 +119,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 #pragma unroll
       for (int r = 0; r < kVec8; ++r) {
         if (!kAll) z[r] = (words[k] >> shift >> r & 1) != 0 ? z[r] : -infinity();
-        // The hardware's exponential, too, gives no mass below the clamp.
+        // The hardware's exponential needs no clamp: below it, its mass is 0, too.
         const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
         const float e = Exponential::exponential(clamped, row.c, addend);
         const bool is_above = kBounded && z[r] >= row.high;
@@ -136,7 +138,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 }
 
 // Adds the masses of a warp's leaves to the row's masses, and lists the leaves' columns in the bracket. words: the bits
-// of these columns. slot: of the lane's leaf.
+// of these columns. slot: the slot of the lane's leaf.
 template <class T>
 __device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int slot,
                                            std::uint32_t (&words)[kMaskWords], const SampleChunk& chunk, int row,

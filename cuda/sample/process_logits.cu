@@ -1,7 +1,8 @@
 // process_logits: a block computes a tile of a row's columns. It keeps the columns' counts in shared memory and reads
-// the row's whole history. If only edited columns are wanted, a block computes a whole row. The kernels use
-// kernels/sample/process_logits.h, shared with the CPU and HIP. Bound by HBM: one read of the logits and one write of
-// the output, or by the latency of few columns. All architectures share this source.
+// the row's whole history. If only edited columns are requested, a block computes a whole row. The kernels use
+// kernels/sample/process_logits.h, shared with the CPU and HIP. HBM limits the speed, by one read of the logits and one
+// write of the output. If only edited columns are requested, the latency of these few columns limits it. All
+// architectures share this source.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
 #include "team.cuh"
@@ -11,7 +12,7 @@ namespace {  // one copy per architecture
 
 constexpr int kProcessColumns = 8192;
 using ProcessTeam = BlockTeam<kRowThreads>;
-constexpr int kEditThreads = 512;  // each has few of the row's entries, since each entry waits for memory
+constexpr int kEditThreads = 512;  // many threads: every entry waits for memory, so each thread takes few entries
 using EditTeam = BlockTeam<kEditThreads>;
 
 template <class T>
@@ -25,11 +26,12 @@ __global__ void __launch_bounds__(kRowThreads) process_logits_kernel(const __gri
 
 constexpr int kFewEntries = 1024, kTableBits = 11, kTable = 1 << kTableBits;
 
-// The words of a row's columns, for a row of at most kFewEntries entries: an open hash table in shared memory.
+// The words of a row's columns, for a row of at most kFewEntries entries: a hash table with open addressing in shared
+// memory.
 struct EditTable {
   std::uint32_t keys[kTable], words[kTable];  // a key is the column + 1; 0: no column
 
-  // The place of a column, which the table holds from then on.
+  // The place of a column. If the table does not have the column, the function inserts it.
   __device__ __forceinline__ int place_of(std::uint32_t column) {
     std::uint32_t at = column * 2654435761u >> (32 - kTableBits);
     for (;; at = (at + 1) % kTable) {
@@ -89,8 +91,8 @@ __device__ __forceinline__ void edit_few(const EditTeam& team, const ProcessLogi
   });
 }
 
-// Processes only the columns of the row's history and bias. In a row of many entries, the columns' place in `out` first
-// holds their words.
+// Processes only the columns of the row's history and bias. If the row has many entries, `out` first holds the columns'
+// words, and later their results.
 template <class T>
 __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid_constant__ ProcessLogitsParams p) {
   extern __shared__ std::uint32_t bits[];  // one bit per column, set if the column is edited
@@ -124,7 +126,8 @@ __global__ void __launch_bounds__(kEditThreads) edit_columns_kernel(const __grid
   const auto write = [&](std::int64_t j, std::uint32_t word, float bias) {
     words[j] = static_cast<std::uint32_t>(bits_of(edits.penalties.of(T::load(logits[j]), word, bias, p.order)));
   };
-  // A column may have several entries in the history. The one that clears its bit writes it, unless it has a bias.
+  // A column may have several entries in the history. The entry that clears the column's bit writes the column, unless
+  // the column has a bias.
   edits.each_of_history(0, columns, &found, [&](std::int64_t j, std::int64_t) {
     const std::uint32_t bit = 1u << (j % 32);
     if ((atomicAnd(bits + j / 32, ~bit) & bit) == 0) return;

@@ -1,7 +1,8 @@
-// Launches of sample for any number of rows. A scan reads all logits; then one block per row computes the rest. A call
-// whose rows may keep many columns scans these columns once more. The last block of a row writes the row's kept set;
-// the counts of earlier rows give its place. Bound by reads of the logits: one, or two for many kept columns. A cut by
-// top_p adds one read, and a search for a cut that no list holds adds two to five.
+// Launches of sample for any number of rows. A scan reads all logits; then one block per row computes the rest. If rows
+// may keep many columns, a further scan reads these columns once more. The last block of a row writes the row's kept
+// set; the counts of earlier rows give its place. Reads of the logits limit the speed: one read, or two if many columns
+// are kept. A cut by top_p adds one read. If no list can hold a row's cut, the search for the cut adds two to five
+// reads.
 #pragma once
 
 #include "finish_kernels.cuh"
@@ -14,14 +15,14 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Launches a block of `threads` for each row after this call's previous kernel.
+// Launches a block of `threads` threads for each row, after this call's previous kernel.
 template <class... Args>
 void launch_rows(void (*kernel)(Args...), int threads, const SampleChunk& chunk, cudaStream_t stream,
                  const Args&... args) {
   launch_dependent<RLK_CUDA_ARCH::kOverlap>(kernel, static_cast<int>(chunk.rows), threads, sizeof(FinishShared), stream,
                                             args...);
 }
-// The same for the steps of Finish.
+// Launches a kernel that finishes rows, with the steps of kFinish.
 template <class T, Exp kExp, Finish kFinish>
 void launch_finish(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   launch_rows(sample_finish_kernel<T, kExp, kFinish>, kFinishThreads<kFinish>, chunk, stream, p, chunk);
@@ -30,7 +31,7 @@ template <class T, Exp kExp, bool kByCount>
 void launch_selection(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream) {
   launch_rows(sample_selection_kernel<T, kExp, kByCount>, kSelectionThreads<T, kByCount>, chunk, stream, p, chunk);
 }
-// How many rows may wait after the first scan: none, only exceptions (ties), or many.
+// How many rows may wait for later launches after the first scan: none, only exceptions (ties), or many.
 enum class Waiting { kNever, kRarely, kOften };
 inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {
@@ -52,7 +53,7 @@ void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t s
   if (run_cluster_rows<T, kExp>(p, grid, chunk, stream)) return;
 #endif
   const Waiting waiting = waiting_of(p);
-  // Calls without a list lose up to 3 us at 256 rows if their scan begins early.
+  // Only calls with a list gain from a scan that begins early. Other calls lose up to 3 us at 256 rows.
   if (waiting == Waiting::kRarely) {
     run_pass<T, kExp, ScanPass::kFirst, true>(p, grid, chunk, stream);
   } else {

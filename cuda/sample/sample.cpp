@@ -1,4 +1,4 @@
-// CUDA backend of sample: checks of memory safety, and the architecture that runs it.
+// CUDA backend of sample: checks memory safety, then calls the architecture's kernels.
 #include "rlk/ops/sample.h"
 
 #include "kernels.h"
@@ -18,8 +18,8 @@ bool has_rows(const SampleParams& p, Stream stream) {
   return p.num_rows > 0;
 }
 
-// Names the plan of a call by what selects its kernels: the exponential, and the cuts, which need more passes over the
-// logits.
+// Names the plan of a call by the properties that select its kernels: the exponential, and the cuts. Cuts need more
+// passes over the logits.
 std::string plan_of(const SampleParams& p) {
   const auto cuts = [](const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; };
   std::string plan = p.exp == Exp::kHardware ? "hardware exp" : "portable exp";

@@ -30,7 +30,7 @@ class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {
     const auto count = static_cast<std::uint32_t>(this->p_.n_logprobs);
     const auto keys = load_keys<kRowThreads>(tops_, slots_, map_, &s_);
     const FirstColumns found = list_first_columns(keys, count, map_, &s_, *this);
-    // If no bound left a column out, a list of fewer than n columns has all of them.
+    // If the bound is 0, no column was left out, so a list of fewer than n columns has all columns.
     if (found.size < 0 || (found.size < static_cast<int>(count) && found.bound > 0)) return this->run_from(false);
     this->list_size_ = found.size;
     this->listed_ = true;

@@ -1,4 +1,4 @@
-// Rows of sample whose edits their finishing blocks compute, compiled once per architecture and exponential.
+// Rows of sample whose finishing blocks also compute the edits. Compiled once per architecture and exponential.
 #include "edited_rows.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

@@ -1,5 +1,5 @@
-// Rows of sample_merge: each block computes one row. The header kernels/sample/merge.h, shared with the CPU and
-// HIP, has the code of a row. The merge reads only payloads. All architectures share this source; each has its own
+// sample_merge: each block computes one row. The header kernels/sample/merge.h, shared with the CPU and HIP, has the
+// code for a row. The merge reads only the shards' payloads. All architectures share this source; each has its own
 // machine code.
 #include "kernels/sample/merge.h"
 #include "launches.cuh"

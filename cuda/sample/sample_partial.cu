@@ -1,6 +1,6 @@
-// Rows of sample_partial: each block computes one row. The headers kernels/sample/shard.h and round.h,
-// shared with the CPU and HIP, have the code of a row. Bound by reads of the shard: one without truncation, two if
-// top-k leaves few columns. All architectures share this source; each has its own machine code.
+// sample_partial: each block computes one row. The headers kernels/sample/shard.h and round.h, shared with the CPU and
+// HIP, have the code for a row. Reads of the shard limit the speed: one read without truncation, two reads if top-k
+// leaves few columns. All architectures share this source; each has its own machine code.
 #include "kernels/sample/round.h"
 #include "kernels/sample/shard.h"
 #include "launches.cuh"
@@ -12,7 +12,7 @@ namespace {  // one copy per architecture
 using RowTeam = BlockTeam<kRowThreads>;
 constexpr int kSharedBytes = sizeof(SampleShared);
 
-// The tree of a shard's kept columns, its draw, and its raw tree.
+// A launch computes the tree of a shard's kept columns, the draw in this tree, or the raw tree.
 enum class TreePass { kTree, kDraw, kRaw };
 // A draw needs one leaf, which one warp computes.
 template <TreePass kPass>

@@ -1,7 +1,7 @@
-// Passes of sample over all logits of 16 bits, and code that these share with the passes of leaf_scan.cuh. A warp
-// copies a group of 32 leaves to shared memory, and each lane processes one leaf, as in logprob's stream. Finishing
-// kernels (finish_kernels.cuh) read what a pass writes. Bound by HBM: each pass reads each logit once. All architectures
-// share this source; each has its own machine code.
+// Passes of sample over all 16-bit logits, and the code that these passes share with the passes of leaf_scan.cuh. As in
+// logprob's stream, a warp copies a group of 32 leaves to shared memory, and each lane processes one leaf. Finishing
+// kernels (finish_kernels.cuh) read what a pass writes. Bound by HBM: each pass reads each logit once. All
+// architectures share this source; each has its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -18,17 +18,17 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kFirst: the leaves' largest z. Rows that nothing cuts, and rows that masses alone cut, also get their leaves' nodes.
-// kMasses: masses around the cut of rows that wait for them. kKept: nodes and masks of the columns that waiting rows
-// keep. kRaw: nodes, and for the n best the largest z, of all valid columns at temperature 1. Where groups hold leaves
-// of one part, a pass stores the root of each group beside its nodes.
+// The results of each pass. kFirst: the largest z of each leaf; for rows that nothing cuts, or that masses alone cut,
+// also the nodes of the leaves. kMasses: masses around the cut, for rows that wait for these masses. kKept: nodes and
+// masks of the columns that waiting rows keep. kRaw: nodes of all valid columns at temperature 1, and for the n best
+// the leaves' largest z. If each group holds leaves of one part, a pass also stores the root of each group.
 enum class ScanPass { kFirst, kMasses, kKept, kRaw };
 
 struct ScanWork {
   SampleChunk chunk;
   int tasks;       // groups of all rows
   Divisor groups;  // groups per row
-  Divisor steps;   // groups in a part; 1 if a group holds several parts
+  Divisor steps;   // groups per part; 1 if a group holds several parts
   int height;      // height of a part's tree
 };
 inline ScanWork scan_work(const SampleParams& p, const SampleChunk& chunk, const GroupGrid& grid) {
@@ -36,7 +36,7 @@ inline ScanWork scan_work(const SampleParams& p, const SampleChunk& chunk, const
           Divisor(static_cast<std::uint32_t>(std::max(grid.groups_per_part, 1))), leaf_height(p.vocab_size)};
 }
 
-// The largest of a leaf's n columns; NaN if any is NaN.
+// The largest of a leaf's n columns; NaN if any column is NaN.
 template <class T>
 __device__ __forceinline__ float leaf_top(const Leaf<T>& leaf, int n) {
   if (n >= kBlockColumns) return leaf_range<T>(leaf, n).largest;
@@ -46,7 +46,7 @@ __device__ __forceinline__ float leaf_top(const Leaf<T>& leaf, int n) {
   return largest;
 }
 
-// Calls fn(eight columns' z, their first column, their bits, shift of the bits in words[k], k) over a leaf's columns.
+// Calls fn for each vector of eight columns of a leaf: fn(z, first column, bits, shift of the bits in words[k], k).
 template <class T, class F>
 __device__ __forceinline__ void each_vec8(const Leaf<T>& leaf, int n, const std::uint32_t (&words)[kMaskWords], F fn) {
 #pragma unroll
@@ -69,7 +69,7 @@ __device__ __forceinline__ float masked_top(const Leaf<T>& leaf, int n, const st
   });
   return largest;
 }
-// Statistics of these columns; `largest` is their largest.
+// Statistics of the columns with a bit in `words`. `largest`: the largest z of these columns.
 template <class T, Exp kExp>
 __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
                                                      const std::uint32_t (&words)[kMaskWords], float c, float largest) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// Writes z of a run of eight columns, whose place differs between neighbouring leaves; -Inf for absent ones.
+// Writes z of eight consecutive columns, and -Inf for absent columns. Their place differs between neighbouring leaves.
 template <class T>
 __device__ __forceinline__ void sample_leaf(const Leaf<T>& leaf, int n, bool masked,
                                             const std::uint32_t (&words)[kMaskWords], int lane, float* to) {
@@ -118,7 +118,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     this->load_state();
     if (!this->cuts_) return;
     if (this->least_ > 0) {
-      // This margin is far larger than the errors of an exponential, of its exponent and of this logarithm together.
+      // The margin is far larger than the sum of three errors: of the exponential, of its exponent, and of this
+      // logarithm.
       const float margin = 0x1p-6f + abs_of(this->m_) * 0x1p-18f;
       const float exponent = __log2f(__ull2float_rn(this->least_)) - 44.0f + this->m_;
       const float below = div_rn(exponent - margin, this->c_), above = div_rn(exponent + margin, this->c_);
@@ -138,8 +139,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     const uint4 words = reinterpret_cast<const uint4*>(this->mask_)[slot];
     return (words.x | words.y | words.z | words.w) != 0;
   }
-  // Returns the statistics of the columns of a leaf that the row keeps, and sets these columns' bits in `words`. A leaf
-  // that keeps any column keeps its largest.
+  // Returns the statistics of a leaf's columns that the row keeps, and sets the bits of these columns in `words`. A
+  // leaf that keeps any column also keeps its largest column.
   __device__ __forceinline__ SoftmaxStats find(const Leaf<T>& leaf, std::int64_t slot, int first, int columns,
                                                float largest, std::uint32_t (&words)[kMaskWords]) const {
     this->template present_in_leaf<false>(slot, first, columns, words);
@@ -191,8 +192,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     return any == 0 ? identity_stats() : reference.usable ? chains.total(reference.m) : stats;
   }
 
-  // Returns the same as find(), computed by the eight lanes of a leaf; each lane has the columns of one chain. A whole
-  // warp calls this function.
+  // Returns the same as find(). The eight lanes of a leaf compute the result together; each lane has the columns of one
+  // chain. All lanes of a warp call this function.
   __device__ __forceinline__ SoftmaxStats find_in_lanes(const float (&z)[kLeafColumns / kNumChains], std::int64_t slot,
                                                         int first, int columns, float largest,
                                                         std::uint32_t (&words)[kMaskWords]) const {
@@ -203,7 +204,7 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
     using Exponential = Chains<kExp, false>;
     const float addend = Exponential::addend(reference.m);
     std::uint32_t bits[kSteps];
-    // In the common case no column is missing, the bounds decide every column, and no kept column reaches the clamp.
+    // The common case: no column is missing, the bounds decide every column, and no kept column reaches the clamp.
     const bool whole = columns == kLeafColumns && this->allowed_ == nullptr && !this->marked_;
     if (__all_sync(kAllLanes, whole && reference.usable && lower_ > reference.q)) {
       float sum = 0.0f, nearest = infinity();  // the least z that reaches the lower bound
@@ -258,8 +259,8 @@ class KeptTest : RowTree<BlockTeam<kWarp>, T, kExp> {
   }
 
  private:
-  // Gathers the bits of the lane's leaf. The warp has one word for each step of the chains of its four leaves. Returns
-  // whether the leaf has any bits.
+  // Gathers the bits of the lane's leaf into `words`. `bits` has one word of the warp for each step of the chains of
+  // its four leaves. Returns whether the leaf has any bits.
   static __device__ __forceinline__ bool words_of_lanes(const std::uint32_t (&bits)[kLeafColumns / kNumChains],
                                                         std::uint32_t (&words)[kMaskWords]) {
     const auto quarter = static_cast<std::uint32_t>(threadIdx.x % kWarp / kNumChains), pair = quarter | (quarter + 4)
@@ -304,7 +305,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     const int part = group.part + (whole ? 0 : lane / grid.leaves);
     return (std::int64_t{part} << work.height) + (whole ? group.step * kGroupLeaves + lane : lane % grid.leaves);
   };
-  // The largest z of the lane's leaf, and the leaves that may keep a column, in the group whose copy has started.
+  // Values of the group whose copy has started: the largest z of the lane's leaf, and the leaves that may keep a
+  // column.
   float next_top = 0.0f;
   unsigned next_leaves = kAllLanes;
   const auto test_of = [&](int i) {
@@ -435,8 +437,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 }
 
 #if RLK_CUDA_SM90
-// Warps whose groups shared memory holds. The test of kept columns needs more registers. With 22 warps, the first scan
-// leaves memory for a finishing block, which waits beside them.
+// Warps per block; shared memory holds a group for each warp. The test of kept columns needs more registers, so it has
+// fewer warps. With 22 warps, the first scan leaves shared memory for a finishing block, which waits on the same
+// multiprocessor.
 template <ScanPass kPass>
 constexpr int kScanWarps = kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
                            : kPass == ScanPass::kFirst                            ? 22
@@ -446,7 +449,7 @@ template <ScanPass kPass>
 constexpr int kScanWarps = 19;
 #endif
 
-// kAfter: the scan may begin while the kernel before it ends, for which it waits.
+// kAfter: the scan may begin while the previous kernel ends, and then waits for that kernel.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_scan(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   static_assert(T::kPacked);

@@ -1,4 +1,4 @@
-// A block as the team of kernels/sample/row.h.
+// Lets a block act as the team of kernels/sample/row.h.
 #pragma once
 
 #include "../common/element.cuh"
@@ -9,7 +9,8 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kRowThreads = kMaxTeam;
-// Threads of a block whose steps wait more than they compute. On sm_80 its code would spill registers.
+// Threads per block for steps that wait more than they compute. On sm_80 more threads would make the code spill
+// registers.
 constexpr int kManyThreads = RLK_CUDA_SM90 ? 2 * kRowThreads : kRowThreads;
 constexpr int kKeptThreads = 512;
 
@@ -17,8 +18,8 @@ constexpr int kKeptThreads = 512;
 // selection and tree; the tree alone; the tree over few leaves; or the levels above the leaves' nodes.
 enum Waits : std::int32_t { kDone, kForMasses, kForSelection, kForTree, kForFew, kForRoots };
 
-// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number, so the compiler
-// cannot compute them earlier, where they would occupy registers.
+// Hides a number's value from the compiler. A rare path computes its addresses from the hidden number. So the compiler
+// cannot compute these addresses earlier, where they would occupy registers.
 __device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
   asm volatile("" : "+l"(x));
   return x;
@@ -45,7 +46,7 @@ struct BlockTeam {
     return __shfl_xor_sync(0xffffffffu, x, distance);
   }
   __device__ __forceinline__ void add(std::uint32_t* to, std::uint32_t x) const { atomicAdd(to, x); }
-  // Adds the two halves separately, since shared memory has no 64-bit addition.
+  // Adds the two halves separately, because shared memory has no 64-bit addition.
   __device__ __forceinline__ void add(std::uint64_t* to, std::uint64_t x) const {
     auto* const halves = reinterpret_cast<std::uint32_t*>(to);
     const auto low = static_cast<std::uint32_t>(x);
