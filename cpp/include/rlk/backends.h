@@ -1,5 +1,5 @@
-// Functions that the backends define, by the table in operators.inc. CPU functions return when their work is done; GPU
-// functions enqueue the work. Only the dispatch and the tests call these functions.
+// Declares the functions that the backends define, from the table in operators.inc. CPU functions return when their
+// work is done; GPU functions enqueue the work. Only the dispatch and the tests call these functions.
 #pragma once
 
 #include <vector>

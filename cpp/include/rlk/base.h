@@ -5,8 +5,8 @@
 #include <stdexcept>
 #include <string>
 
-// RLK_HD marks functions for host and device. RLK_DEVICE marks functions of kernels; on the host they serve the
-//   emulation.
+// RLK_HD marks functions for host and device. RLK_DEVICE marks functions of GPU kernels; on the host, the emulation of
+//   GPUs calls them.
 #if defined(__CUDACC__)
 #define RLK_HD __host__ __device__ __forceinline__
 #define RLK_DEVICE __device__ __forceinline__
@@ -75,14 +75,14 @@ void require_backend(const char* op, Device device);
     if (!(condition)) throw ::rlk::InvalidArgument(std::string(message) + " [" #condition "]"); \
   } while (0)
 
-// Element offset of row i's first element, in an array whose leading dimensions collapse to two. One stride serves a
-// matrix. Two serve a slice such as logits[:, :-1] of a padded batch, without a copy.
+// Layout of the rows of an array whose leading dimensions collapse to two. A matrix needs one stride. With two strides,
+// a slice such as logits[:, :-1] of a padded batch needs no copy.
 struct RowLayout {
   std::int64_t inner = 1;         // rows per outer step, >= 1
   std::int64_t outer_stride = 0;  // in elements
   std::int64_t inner_stride = 0;  // in elements
-  // There are fewer than 2^32 rows, which every backend checks. A 64-bit division would cost too much for a row's
-  // address.
+  // Element offset of a row's first element. Every backend checks that there are fewer than 2^32 rows, so a 32-bit
+  // division suffices. A 64-bit division would cost too much for a row's address.
   RLK_HD std::int64_t offset(std::int64_t row) const {
     if (row < inner) return row * inner_stride;
     const auto r = static_cast<std::uint32_t>(row), n = static_cast<std::uint32_t>(inner);

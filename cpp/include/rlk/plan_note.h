@@ -1,5 +1,5 @@
-// Plans that serve a call, for rk.trace: a kernel, its tile, an instruction set. A thread notes the plans of its own
-// calls, and only while a trace is open.
+// Plans of calls, for rk.trace. A plan names what computes a call: a kernel, its tile, an instruction set. A thread
+// notes the plans of its own calls, while a trace is open.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +17,8 @@ using Plans = std::vector<std::string>;
 inline std::atomic<bool> plans_are_noted{false};
 
 // The plans that this thread has noted since take_plans, each once, in the order of first use; null before the first
-// plan. A plain pointer, because the destructor of a thread-local object needs glibc 2.18. A thread that ends before it
-// takes its plans leaks them.
+// plan. It is a plain pointer, because the destructor of a thread-local object needs glibc 2.18. If a thread ends
+// before it takes its plans, they leak.
 inline Plans*& noted_plans() {
   thread_local Plans* plans = nullptr;
   return plans;
@@ -29,7 +29,7 @@ inline Plans take_plans() {
   return plans ? std::move(*plans) : Plans();
 }
 
-// Notes the plan that name() returns. Without a trace, the call is a load and a branch.
+// Notes the plan that name() returns. While no trace is open, the call costs a load and a branch.
 template <class Name>
 void note_plan(Name name) {
   if (!plans_are_noted.load(std::memory_order_relaxed)) return;

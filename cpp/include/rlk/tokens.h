@@ -1,11 +1,11 @@
-// THE model of tokens of sequences, for every operator, host and GPU (docs/tokens.md): masks, offsets, spans.
+// THE model of sequences of tokens, for every operator, on host and GPU (docs/tokens.md): masks, offsets, spans.
 //
 // Padded: [num_sequences, num_tokens], sequence s is row s. Packed: [num_tokens], sequence s is tokens [cu_seqlens[s],
 // cu_seqlens[s + 1]). Tokens after the last offset belong to no sequence: they are not read, never count, and have
 // outputs of +0. A position is an index into a sequence.
 //
-// Sums are perfect binary trees (math/tree_sum.h): over the position in a sequence, and over the index of sequences. A
-// missing or masked term is +0, and a zero sum is +0. The content of a masked slot changes no bit.
+// A sum is a perfect binary tree (math/tree_sum.h): over the positions in a sequence, then over the index of the
+// sequences. A missing or masked term is +0, and a zero sum is +0. The content of a masked slot changes no bit.
 //
 // Offsets begin with 0, do not descend and are at most num_tokens. For other offsets the CPU throws InvalidArgument
 // before it writes anything (check_offset_values). A GPU reads and writes nothing outside the arrays, whatever the
@@ -48,14 +48,15 @@ struct GlobalMemory {
 };
 
 // A mask: a token counts if its element is neither zero nor -0; NaN counts. Elements are bool, integers, or floats of
-// 16 bits and more. Only the width and one flag of the dtype matter.
+// 16 bits and more. A mask stores the width of its dtype and whether the dtype is a float; nothing else of the dtype
+// matters.
 struct TokenMask {
   const void* data = nullptr;   // null: every token counts
   std::int64_t row_stride = 0;  // in elements; columns are contiguous
   std::int32_t bytes = 0;       // bytes per element: 1, 2, 4 or 8; 0 without data
   bool is_float = false;
 
-  // The bits of an element, as wide as T, that make it count: all except the sign of a float.
+  // The bits that make an element count, as a T: all bits except the sign of a float.
   RLK_HD std::uint64_t bits() const {
     return bytes == 0 ? 1 : ~std::uint64_t{0} >> (64 - 8 * bytes + (is_float ? 1 : 0));
   }
@@ -71,8 +72,8 @@ inline TokenMask mask_of(const void* data, std::int64_t row_stride, DType dtype)
   return {data, row_stride, data == nullptr ? 0 : size_of(dtype), is_float};
 }
 
-// Reads consecutive flags of kBytes each; 0 bytes means no mask. The function has no branches, so the loads of several
-// tokens are in flight together.
+// Reads consecutive flags of kBytes each; 0 bytes means no mask. load and counts have no branches, so the loads of
+// several tokens are in flight together.
 template <int kBytes, class Memory = PlainMemory>
 struct FlagsFrom {
   using Flag = std::conditional_t<
@@ -121,7 +122,7 @@ RLK_HD std::int64_t offset_at(const Offsets& o, std::int64_t i) {
   return Memory::global(static_cast<const std::int32_t*>(o.data))[i];
 }
 
-// Inputs of operators over tokens besides their arrays.
+// How the tokens of an operator's arrays form sequences.
 struct Sequences {
   const void* cu_seqlens = nullptr;  // [num_sequences + 1], cu_dtype; null: padded
   DType cu_dtype = DType::kInt32;    // kInt32, kInt64
@@ -138,7 +139,7 @@ struct TokenArray {
   T* data = nullptr;
   std::int64_t row_stride = 0;  // in elements
 };
-// float32: an array of tokens, or one value per sequence.
+// A float32 array with one value per token, or with one value per sequence.
 struct PolicyTokens {
   const float* data = nullptr;
   std::int64_t sequence_stride = 0;  // in elements; for packed sequences used only where token_stride is 0
@@ -178,8 +179,8 @@ RLK_HD TokenSpan rest_of(const Sequences& q) {
   return {begin, q.num_tokens - begin};
 }
 
-// Whether the offsets around sequence s are valid, including their neighbours. If two offsets descend, either may be
-// wrong, so every sequence that begins or ends at one of these offsets is invalid.
+// Whether the offsets around sequence s are valid, including their neighbours. If an offset is below the offset before
+// it, either of the two may be wrong. So every sequence that begins or ends at one of these two offsets is invalid.
 RLK_HD bool are_offsets_good(const Offsets& o, std::int64_t num_sequences, std::int64_t num_tokens, std::int64_t s) {
   const auto at = [&](std::int64_t i) { return offset_at<GlobalMemory>(o, i); };
   const std::int64_t begin = at(s), end = at(s + 1);
@@ -196,8 +197,8 @@ RLK_HD std::int64_t offset_of(const PolicyTokens& a, const Sequences& q, std::in
   return q.packed() && a.token_stride != 0 ? span.begin : s * a.sequence_stride;
 }
 
-// Place of a sequence that is skipped if its offsets are bad. `good` requires 0 <= begin <= end <= num_tokens, and
-// begin = 0 for the first sequence. The length is then 0.
+// Place of a sequence that is skipped if its offsets are bad. `good` means 0 <= begin <= end <= num_tokens, and
+// begin = 0 for the first sequence. If the offsets are bad, begin and length are 0.
 struct Span {
   std::int64_t begin, length;
   bool good;
@@ -249,8 +250,8 @@ inline void check_sequences(const Sequences& q, const TokenMask& mask) {
   check_mask(mask);
 }
 
-// For CPU backends, before they write anything: checks offsets [num + 1] that begin at 0, do not descend and are at
-// most `total`; `of` names it in the error. With `whole` the last offset must equal `total`.
+// CPU backends call this function before they write anything. It checks that offsets [num + 1] begin at 0, do not
+// descend and are at most `total`. `of` names `total` in the error. With `whole` the last offset must equal `total`.
 inline void check_offset_values(const Offsets& o, std::int64_t num, std::int64_t total, const char* name = "cu_seqlens",
                                 const char* of = "the number of tokens", bool whole = false) {
   if (o.data == nullptr) return;

@@ -1,4 +1,4 @@
-// Loop unrolling on GPUs, for code that hosts compile, too.
+// Loop unrolling on GPUs, in code that is also compiled for hosts.
 #pragma once
 
 // RLK_UNROLL goes before a loop whose indices must be constants, RLK_UNROLL_NOT before a loop that must stay rolled.

@@ -25,7 +25,7 @@ RLK_HD Activated<F> activated(F g) {
   const F c = kSlope ? select(m > limit, limit, m) : m;
   Activated<F> r{g, g};
   if constexpr (kActivation == Activation::kSilu) {
-    F s;  // wrong for a NaN, which the products below restore
+    F s;  // wrong for a NaN, but the products below then give NaN
     if constexpr (kHalf) {
       s = sigmoid_of_half(g);
     } else {

@@ -5,11 +5,10 @@
 //
 // It is exactly odd, |erf(x)| <= 1, -0 gives -0, +-Inf give +-1, NaN gives canonical_nan(). The result never decreases
 // from one fp32 value to the next.
-// Method: x + x p(x^2) below 1; above, 1 - 2^g(x - 1), where g(x - 1) is log2(1 - erf(x)). The error of g is smallest
-// where 1 - erf(x) is largest.
+// Method: x + x p(x^2) for x below 1; 1 - 2^g(x - 1) above 1, where g(x - 1) is log2(1 - erf(x)). The error of g is
+// smallest where 1 - erf(x) is largest.
 // Coefficients come from tools/minimax.py for the relative error of the result. Each coefficient is rounded to fp32
-// before the
-//   next is solved for.
+// before the next coefficient is solved for.
 #pragma once
 
 #include "rlk/math/exp2.h"
@@ -39,7 +38,7 @@ constexpr float kErfcC6 = 0x1.7ddc8ep-13f;
 template <class F>
 RLK_HD F erf(F x) {
   const F magnitude = abs_of(x);
-  const F a = select(magnitude < broadcast<F>(4.0f), magnitude, broadcast<F>(4.0f));  // 4 for NaN, too; erf(4) is 1
+  const F a = select(magnitude < broadcast<F>(4.0f), magnitude, broadcast<F>(4.0f));  // NaN becomes 4, too
 
   const F p = horner(mul_rn(a, a), kErfC0, kErfC1, kErfC2, kErfC3, kErfC4, kErfC5, kErfC6);
   const F below = fma_rn(a, p, a);

@@ -27,13 +27,13 @@ RLK_HD F exp_normal(F x) {
   return scale_by_rounded(exp2_fraction(f), rounded);
 }
 
-// e^x for x <= 0; NaN gives +0, so that a caller tests for NaN once.
+// e^x for x <= 0. NaN gives +0; callers test for NaN themselves.
 template <class F>
 RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);
 #if defined(__CUDA_ARCH__)
   const F y = exp_normal(x);  // if x is too small, this result is arbitrary and not used
-#else                         // for vectors, whose sum of integers may not wrap around
+#else                         // for vectors, whose integer additions may not overflow
   const F y = exp_normal(select(large_enough, x, broadcast<F>(0.0f)));
 #endif
   return select(large_enough, y, broadcast<F>(0.0f));
@@ -50,7 +50,7 @@ RLK_HD F exp(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), y);
 }
 
-// e^x for x in [kExpSmallest, kExpOverflow), or NaN, whose result is a NaN.
+// e^x for x in [kExpSmallest, kExpOverflow), and for NaN, which gives a NaN.
 template <class F>
 RLK_HD F exp_in_range(F x) {
 #if defined(__CUDA_ARCH__)

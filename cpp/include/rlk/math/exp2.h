@@ -5,12 +5,12 @@
 //   exp2_normal    [-126, 128)       6       as exp2; 11 instructions
 //   exp2_stat      [-0.5, 0.5]       4       39.1 ulp (relative 2^-18.5), at -0x1.6537acp-3
 //
-// exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed by definition, so
-// that no backend's handling of subnormals decides a bit. The result is exact for integers from -126 to 127.
+// exp2: x < -126 gives +0, x >= 128 gives +Inf, NaN gives canonical_nan(). Results below 2^-126 are flushed to +0 by
+// definition, so that the bits do not depend on how a backend handles subnormals. The result is exact for integers from
+// -126 to 127.
 // exp2 is not monotonic: from one fp32 value to the next the result may fall by 1 ulp.
 // Coefficients come from tools/minimax.py for the relative error. Each coefficient is rounded to fp32 before the next
-// coefficient is solved
-//   for.
+// coefficient is solved for.
 #pragma once
 
 #include "rlk/math/horner.h"
@@ -32,12 +32,13 @@ constexpr float kExp2C4 = 0x1.3b2dep-7f;
 constexpr float kExp2C5 = 0x1.5f082ep-10f;
 constexpr float kExp2C6 = 0x1.416b5ep-13f;
 
-// Adding 1.5 * 2^23 to |x| < 2^22 rounds x to the nearest integer (ties to even), which then sits in the low bits.
+// Adding 1.5 * 2^23 to |x| < 2^22 rounds x to the nearest integer (ties to even); the low bits of the sum hold this
+// integer.
 constexpr float kRoundToInt = 0x1.8p+23f;
 
-// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]. Only the exponential of softmax statistics uses it. In a sum of
-// positive terms its relative error averages out. The function has two fma fewer than exp2, which keeps statistics at
-// HBM speed. exp2_stat(0) is 1.
+// 2^f for f in [-0.5, 0.5], result in [0.707, 1.415]. Softmax statistics alone use this exponential. In a sum of
+// positive terms its relative error averages out. The function has two fma fewer than exp2, so that statistics run at
+// HBM bandwidth. exp2_stat(0) is 1.
 template <class F>
 RLK_HD F exp2_stat(F f) {
   return horner(f, kExp2StatC0, kExp2StatC1, kExp2StatC2, kExp2StatC3, kExp2StatC4);

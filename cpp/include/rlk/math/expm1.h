@@ -52,18 +52,18 @@ RLK_HD F expm1_normal(F z) {
 
 template <class F>
 RLK_HD F expm1(F x) {
-  // The result is -1 at -20, and overflows at 89.
+  // At -20 the result rounds to -1, and at 89 it overflows.
   const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // -20 for NaN, too
   const F z = select(from_below < broadcast<F>(89.0f), from_below, broadcast<F>(89.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), expm1_normal(z));
 }
 
-// e^x - 1 for x in [-20, 89], or NaN, whose result is a NaN.
+// e^x - 1 for x in [-20, 89], and for NaN, which gives a NaN.
 template <class F>
 RLK_HD F expm1_in_range(F x) {
 #if defined(__CUDA_ARCH__)
   return expm1_normal(x);
-#else  // for vectors, whose sum of integers may not wrap around
+#else  // for vectors, whose integer additions may not overflow
   return expm1(x);
 #endif
 }

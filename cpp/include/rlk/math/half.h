@@ -7,7 +7,7 @@
 //   bf16_rn2, f16_rn2             two values packed, `low` in bits 0..15
 // A NaN of either sign narrows to 0x7fff, as with cvt.rn.bf16.f32 and cvt.rn.f16.f32 on NVIDIA. PyTorch's NaN on the
 // host is 0x7fc0.
-// No result depends on a flush-to-zero mode: no operation reads or makes an fp32 subnormal that decides a bit.
+// No result depends on a flush-to-zero mode, since no bit of a result comes from reading or making an fp32 subnormal.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ RLK_HD float float_of_f16(std::uint16_t h) {
 #else
   const std::uint32_t sign = (std::uint32_t{h} & 0x8000u) << 16;
   const std::uint32_t shifted = (std::uint32_t{h} & 0x7fffu) << 13;  // exponent and significand in fp32's positions
-  // 112 = 127 - 15 moves the bias; a second 112 lifts exponent 31 to 255.
+  // Adding 112 = 127 - 15 converts the exponent's bias; a second 112 turns exponent 31 into 255.
   const std::uint32_t normal = shifted + (112u << 23) + (shifted >= (0x7c00u << 13) ? (112u << 23) : 0u);
   // Subnormal: significand s read as 2^-14 * (1 + s / 2^10), minus 2^-14; both are normal in fp32, so this is exact.
   const float subnormal = sub_rn(float_of(static_cast<std::int32_t>(shifted + (113u << 23))), float_of(113 << 23));
@@ -67,10 +67,11 @@ RLK_HD std::uint16_t f16_rn(float f) {
 #else
   const std::uint32_t b = static_cast<std::uint32_t>(bits_of(f));
   const std::uint32_t magnitude = b & 0x7fffffffu;
-  // Normal: move the bias, round the 13 lost bits; everything from 65520 on rounds to Inf.
+  // Normal: converts the exponent's bias and rounds off the 13 low bits; everything from 65520 on rounds to Inf.
   const std::uint32_t rebased = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const std::uint32_t normal = magnitude >= 0x47800000u ? 0x7c00u : rebased;
-  // Below 2^-14: an fp32 in [0.5, 1) has the unit 2^-24, which is binary16's subnormal unit, so the addition rounds.
+  // Below 2^-14: the last bit of an fp32 in [0.5, 1) is 2^-24, the unit of binary16's subnormals. So adding 0.5 rounds
+  // to this unit.
   const std::uint32_t subnormal =
       static_cast<std::uint32_t>(bits_of(add_rn(float_of(static_cast<std::int32_t>(magnitude)), 0.5f))) - (126u << 23);
   const std::uint32_t finite = magnitude < (113u << 23) ? subnormal : normal;

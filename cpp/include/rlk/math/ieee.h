@@ -1,7 +1,7 @@
 // IEEE fp32 primitives that no compiler may contract, reassociate or flush, for host, CUDA and HIP.
 //
-// Every formula of math/ uses only these names, so it gives the same bits everywhere. A formula that is a template on F
-// also runs on the vector types of cpu/simd.h, which offer the same names.
+// Every formula of math/ is built from these functions alone, so it gives the same bits everywhere. A formula that is a
+// template on F also runs on the vector types of cpu/simd.h, for which the same functions exist.
 #pragma once
 
 #include <cstdint>
@@ -62,17 +62,17 @@ RLK_HD float copysign_of(float magnitude, float sign) {
 RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
 // n / d, correctly rounded, from a reciprocal of d with a relative error of at most 2^-23. One Newton step corrects the
-// reciprocal, and a second step the quotient, whose remainder is exact. d lies in [1, 2^64]. The numerator is a power
-// of two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand of d with every such
-// reciprocal.
-// For d = 2^k (2 - 2^-23) the reciprocal must not lie below 1 / d; the GPUs' reciprocals do not.
+// reciprocal. A second step corrects the quotient from its remainder, which is exact. d lies in [1, 2^64]. The
+// numerator is a power of two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand
+// of d with every such reciprocal.
+// For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d; the reciprocals of the supported GPUs are.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
   const float q = mul_rn(n, r);
   return fma_rn(fma_rn(-d, q, n), r, q);
 }
-// The same division on every backend. On CUDA it leaves out __fdiv_rn's tests for the ends of the range and its slow
-// path.
+// n / d for the arguments of quotient_of, with the same bits on every backend. On CUDA it leaves out __fdiv_rn's tests
+// for the ends of the range and its slow path.
 RLK_HD float div_in_range(float n, float d) {
 #if defined(__CUDA_ARCH__)
   float reciprocal;
@@ -83,10 +83,9 @@ RLK_HD float div_in_range(float n, float d) {
 #endif
 }
 
-// n / d, correctly rounded, by a single Newton step. This function needs two instructions fewer than quotient_of. It
-// serves only d
-// = fl(1 + e) and the n of sigmoid_of_half. The test of math/ tries every argument there with every reciprocal that
-// quotient_of allows.
+// n / d, correctly rounded, by a single Newton step. This function needs two instructions fewer than quotient_of. It is
+// right for the arguments that sigmoid_of_half passes, d = fl(1 + e) and its n, and for no others. The test of math/
+// tries every argument of sigmoid_of_half with every reciprocal that quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #if defined(__CUDA_ARCH__)
   float q;  // the .ftz instructions below read a subnormal n as +0
@@ -101,7 +100,7 @@ RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #endif
 }
 
-// A vector type's scalar constant: broadcast<F>(1.0f).
+// A constant as a value of type F, which may be a vector: broadcast<F>(1.0f).
 template <class F>
 RLK_HD F broadcast(float a) {
   return F{} + a;
@@ -118,7 +117,8 @@ RLK_HD bool is_nan(float a) { return (bits_of(a) & 0x7fffffff) > 0x7f800000; }
 constexpr float kLog2e = 0x1.715476p+0f;  // fl32(log2 e)
 constexpr float kLn2 = 0x1.62e430p-1f;    // fl32(ln 2)
 
-// The same constants in two terms. kLn2High has 16 significand bits: its product with an integer below 2^8 is exact.
+// The same constants as sums of two terms. kLn2High has 16 significand bits: its product with an integer below 2^8 is
+// exact.
 constexpr float kLog2eLow = 0x1.4ae0cp-26f;  // fl32(log2 e - kLog2e)
 constexpr float kLn2High = 0x1.62e4p-1f;
 constexpr float kLn2Low = 0x1.7f7d1cp-20f;  // fl32(ln 2 - kLn2High)

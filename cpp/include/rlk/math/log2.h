@@ -10,8 +10,7 @@
 //        other; log2(2^k) == k for every integer k.
 // log1p: -1 gives -Inf; x < -1 and NaN give canonical_nan(); +Inf gives +Inf; -0 gives -0.
 // Both functions never decrease from one fp32 value to the next. Coefficients come from tools/minimax.py for the
-// relative error of the result. Each coefficient is rounded to fp32 before the
-//   next is solved for.
+// relative error of the result. Each coefficient is rounded to fp32 before the next coefficient is solved for.
 #pragma once
 
 #include "rlk/math/horner.h"
@@ -19,7 +18,8 @@
 
 namespace rlk {
 
-// log2(1 + f) / f - 1. The term 1 * f, which these omit, is added last and unrounded, so the error stays below 1 ulp.
+// log2(1 + f) / f - 1. The term 1 * f is not in the polynomial. The last fma adds it exactly, so the error stays below
+// 1 ulp.
 constexpr float kLog2C0 = 0x1.c551dap-2f;
 constexpr float kLog2C1 = -0x1.715476p-1f;
 constexpr float kLog2C2 = 0x1.ec7022p-2f;
@@ -53,7 +53,7 @@ template <class F>
 RLK_HD SplitFloat<F> split_float(F x) {
   const auto bits = bits_of(x);
   const auto exponent = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is the first float above sqrt(1/2)
-  // The integer goes to fp32 through the low bits of 1.5 * 2^23.
+  // Adding the integer to the low bits of 1.5 * 2^23, and subtracting 1.5 * 2^23, converts it to fp32.
   return {sub_rn(float_of(exponent + 0x4b400000), broadcast<F>(0x1.8p+23f)), float_of(bits - (exponent << 23))};
 }
 
@@ -88,8 +88,8 @@ RLK_HD F log1p_finite(F x) {
   const F sum = add_rn(one, x);
   const F lost = select(x < one, sub_rn(x, sub_rn(sum, one)), sub_rn(one, sub_rn(sum, x)));
   const SplitFloat<F> s = split_float(sum);
-  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From 2^30 on the lost 1 does not matter, and 2^-128 is no normal
-  // scale.
+  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From x = 2^30 on, the lost 1 does not matter, and a scale of 2^-128
+  // would not be normal.
   const F scale = float_of(bits_of(s.significand) - bits_of(sum) + 0x3f800000);
   const F correction = select(x < broadcast<F>(0x1.0p+30f), mul_rn(lost, scale), broadcast<F>(0.0f));
   const F above = sub_rn(s.significand, one);

@@ -1,4 +1,5 @@
-// One matrix-multiply step of each supported unit, bit for bit, in integer arithmetic: the oracle of rk.arithmetic().
+// One multiply-accumulate step of each supported matrix unit, bit for bit, in integer arithmetic. It is the reference
+// for rk.arithmetic().
 //
 // Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ
 // in the number of products summed at once, in how aligned addends are cut, and in the last rounding.
@@ -7,21 +8,22 @@
 //                 are ignored
 //   sm_80, sm_89  the same with 24 fractional bits, 8 products at a time: k = 0..7, then 8..15
 //   gfx942        8 products, each cut toward zero to 24 fractional bits of the largest product exponent, are summed.
-//                 Their sum, cut downward to 31 bits, is added to the accumulator, cut downward to 24 bits. The result
-//                 is rounded to nearest even
+//                 Their sum and the accumulator, cut downward to 31 and 24 fractional bits of the larger exponent, are
+//                 added. The result is rounded to nearest even
 //   gfx90a        4 products as ((0 + 1) + (2 + 3)), then + accumulator: fp32 operations rounded to nearest even,
 //                 subnormal operands and results flushed to zero
-// A zero sum of a gfx step is +0: its kernels add +0 to a dot product, since the sign of an underflowed sum depends on
-// the instruction's shape. Instructions of gfx90a flush their accumulator to +0 when they begin; 32x32x8 does so twice
-// in a step. "Exponent" means the value of the exponent field. A product's exponent is the sum of its operands'
-// exponents, so its significand lies in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
+// A zero sum of a gfx step is +0, since the kernels for gfx units add +0 to each dot product. Without this addition,
+// the sign of an underflowed sum would depend on the instruction's shape. Instructions of gfx90a flush a subnormal
+// accumulator to +0 when they begin; with 32x32x8 a step has two instructions, so it flushes twice. "Exponent" means
+// the value of the exponent field. A product's exponent is the sum of its operands' exponents, so its significand lies
+// in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
 // although rounding is toward zero. Products beyond the fp32 range may cancel before that check. Any NaN, 0 * Inf, and
 // Inf of both signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
 // Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
-// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. sm_80, which borrows
-// those corners from sm_90, and the gfx units are unverified.
+// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. The model of sm_80
+// takes the ends of the range from sm_90. The models of sm_80 and of the gfx units are not verified on hardware.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +59,7 @@ RLK_HD MmaOperand decode_float(float c) {
 
 RLK_HD std::int32_t half_infinity(DType t) { return t == DType::kBFloat16 ? 0x7f80 : 0x7c00; }
 
-// Effect of Inf and NaN on c + sum a * b; kFinite without Inf and NaN.
+// Effect of Inf and NaN on c + sum a * b; kFinite if there is neither.
 enum class MmaSpecial : std::uint8_t { kFinite, kPlusInf, kMinusInf, kNan };
 
 RLK_HD MmaSpecial classify_mma(float c, const std::uint16_t* a, const std::uint16_t* b, int n, DType t) {
@@ -101,15 +103,15 @@ RLK_HD std::int32_t round_to_float(std::uint64_t magnitude, std::int32_t exponen
     const std::uint64_t rest = magnitude & ((std::uint64_t{1} << drop) - 1), half = std::uint64_t{1} << (drop - 1);
     kept += rest > half || (rest == half && (kept & 1)) ? 1 : 0;
   }
-  // `kept` has its hidden bit at 23 unless the result is subnormal. So adding the exponent field serves normals,
-  // subnormals and a carry into the next binade alike. At unit = -149 the hidden bit itself makes the field 1; without
-  // it the field is 0.
+  // `kept` has its hidden bit at 23 unless the result is subnormal. So adding the exponent field is right for normal
+  // results, subnormal results and a carry into the next binade. At unit = -149 the hidden bit itself makes the field
+  // 1; without it the field is 0.
   const std::int64_t bits = (static_cast<std::int64_t>(unit + 149) << 23) + static_cast<std::int64_t>(kept);
   return bits >= 0x7f800000 ? 0x7f800000 : static_cast<std::int32_t>(bits);
 }
 
 RLK_HD std::uint32_t cut_toward_zero(std::uint32_t magnitude, std::int32_t distance) {
-  // Here magnitude < 2^31, and distance < 0 only for a zero.
+  // Here magnitude < 2^31, and distance is negative only if magnitude is 0.
   return magnitude >> (distance < 0 ? 0 : distance < 31 ? distance : 31);
 }
 RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
@@ -121,9 +123,9 @@ struct NvidiaMmaRule {
   int fraction_bits;          // fraction bits kept below the largest exponent
   int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below this exponent
   bool zero_product_aligns;   // whether a product with a zero operand enters the largest exponent
-  bool overflow_is_infinite;  // otherwise the largest finite number, as for rounding toward zero
-  bool keeps_minus_zero;      // -0 if the accumulator and every product are -0; otherwise every zero sum is +0
-  bool signs_underflow;       // -0 for a negative sum that is cut to zero; otherwise +0
+  bool overflow_is_infinite;  // false: overflow gives the largest finite number
+  bool keeps_minus_zero;      // whether a sum of -0 alone is -0; every other zero sum is +0
+  bool signs_underflow;       // whether a negative sum that is cut to zero is -0, not +0
 };
 constexpr NvidiaMmaRule kSm80MmaRule = {24, -133, false, true, false, false};
 constexpr NvidiaMmaRule kSm90MmaRule = {25, -133, false, true, false, false};
@@ -168,8 +170,8 @@ RLK_HD float nvidia_mma_group(const NvidiaMmaRule& rule, float c, const std::uin
   return float_of(bits | (sign ? static_cast<std::int32_t>(0x80000000u) : 0));
 }
 
-// The sum of eight products on CDNA3. A product beyond fp32's range counts as Inf, as if each product were rounded to
-// fp32's exponents.
+// The sum of eight products on CDNA3. A product beyond fp32's range counts as Inf, as if each product had fp32's range
+// of exponents.
 RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16_t* b, DType t) {
   constexpr int kProducts = 8;
   constexpr std::int32_t kNoExponent = -1024;
@@ -211,8 +213,8 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
   return float_of(bits | (negative ? static_cast<std::int32_t>(0x80000000u) : 0));
 }
 
-// The sum of four products on CDNA2 in fp32 arithmetic. Subnormal operands are flushed to +0; subnormal results keep
-// their sign.
+// The sum of four products on CDNA2 in fp32 arithmetic. Subnormal operands are flushed to +0; subnormal results are
+// flushed to zeros of their sign.
 RLK_HD float gfx90a_flush(float x) { return abs_of(x) < 0x1p-126f ? copysign_of(0.0f, x) : x; }
 
 RLK_HD float gfx90a_product(std::uint16_t a, std::uint16_t b, DType t) {

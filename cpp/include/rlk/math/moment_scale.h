@@ -14,7 +14,7 @@ struct MomentScale {
   RLK_HD float both() const { return mul_rn(down, up); }  // 2^-k
 };
 RLK_HD float power_of_two(std::int32_t k) { return float_of((k + 127) << 23); }  // k in [-126, 127]
-// Takes the least and the largest value, NaNs left out.
+// Takes the least and the largest of the values that are not NaN.
 RLK_HD MomentScale moment_scale(float least, float largest) {
   const float a = abs_of(least), b = abs_of(largest);
   std::int32_t k = (bits_of(a > b ? a : b) >> 23) - 127;

@@ -1,8 +1,9 @@
 // ex2.approx.ftz.f32 of sm_90 in integer arithmetic, bit for bit, so that the host reproduces what an H200 computes.
 //
 // The unit is a quadratic interpolator of the kind described by Oberman & Siu, "A high-performance area-efficient
-// multifunction interpolator", ARITH 2005. The argument becomes fixed point with 23 fractional bits. Its fraction
-// splits into a segment (6 bits) and an offset o (17 bits). The significand of the result, in units in the last
+// multifunction interpolator", ARITH 2005. The argument is converted to fixed point with 23 fractional bits. Its
+// fraction is split into a segment (6 bits) and an offset o (17 bits). The significand of the result, in units in the
+// last
 // place, is
 //   (8192 * c0 + c1 * o + c2 * square(o) + 6114) >> 15        square(o) ~ o^2 / 2^19
 // c0 is in quarters of a unit, and 6114 / 2^15 of a unit is the rounding constant. The squarer drops every partial
@@ -76,7 +77,7 @@ RLK_HD std::int32_t mufu_square(std::int32_t offset) {
 RLK_HD std::int32_t mufu_ex2_significand(std::int32_t fraction) {
   const std::int32_t segment = fraction >> 17, offset = fraction & 0x1ffff;
   const std::int32_t c0 = mufu_ex2_c0(segment);
-  // The formula above with its integer part taken out (c0 / 4 whole units, 32768 of c1), which leaves |rest| < 2^31.
+  // The formula above with its integer part taken out (c0 / 4 whole units, 32768 of c1), so that |rest| < 2^31.
   const std::int32_t rest =
       (mufu_ex2_c1(segment) - 32768) * offset + mufu_ex2_c2(segment) * mufu_square(offset) + ((c0 & 3) << 13) + 6114;
   return (c0 >> 2) + offset + (rest >> 15);
@@ -91,7 +92,7 @@ RLK_HD std::int32_t mufu_ex2_fixed(float x) {
 }
 
 // For x in [-255, 128): no NaN, no overflow. Results below 2^-126 are +0. The function has no branch and no call, so a
-// loop over softmax terms (x in [-127, 1]) vectorises, with its three loads as gathers.
+// loop over softmax terms (x in [-127, 1]) vectorises; its three loads become gathers.
 RLK_HD float mufu_ex2_sm90_bounded(float x) {
   const std::int32_t t = mufu_ex2_fixed(x);
   const std::int32_t exponent = (t >> 23) + 127;

@@ -1,5 +1,5 @@
-// Philox4x32-10, a counter-based generator: a random number is a pure function of (seed, sample, position, lane). So a token
-// draws the same number in any batch, on any rank and on every backend, and can draw it again later.
+// Philox4x32-10, a counter-based generator: a random number is a pure function of (seed, sample, position, lane). So a
+// token draws the same number in any batch, on any rank and on every backend, and can draw it again later.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 #pragma once
 
@@ -18,7 +18,7 @@ RLK_HD std::uint32_t mul_hi(std::uint32_t a, std::uint32_t b) {
   return static_cast<std::uint32_t>((std::uint64_t{a} * b) >> 32);
 }
 
-// The bijection of that paper: ten rounds on a 128-bit counter with a 64-bit key.
+// The bijection of the paper above: ten rounds on a 128-bit counter with a 64-bit key.
 RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::uint32_t key_hi) {
   constexpr std::uint32_t kMul0 = 0xd2511f53u, kMul1 = 0xcd9e8d57u;  // the paper's multipliers
   constexpr std::uint32_t kWeyl0 = 0x9e3779b9u;                      // golden ratio
@@ -37,9 +37,9 @@ RLK_HD PhiloxBlock philox4x32(PhiloxBlock counter, std::uint32_t key_lo, std::ui
 //   key      = seed                      low 32 bits in word 0, high 32 bits in word 1
 //   counter  = [sample_id low, sample_id high, position, lane / 4]
 //   number   = word lane % 4 of the block
-// `sample_id` names a rollout, never a batch slot. `position` is the index of the token to be drawn in its sequence. `lane`
-// numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
-// covariance_mask draws among the tokens of one call; its sample_id is the sequence's place in the call.
+// `sample_id` names a rollout, never a batch slot. `position` is the index of the token to be drawn in its sequence.
+// `lane` numbers the draws of one token: 0 for inverse-CDF sampling, the vocabulary column for Gumbel-max.
+// covariance_mask draws among the tokens of one call, so its sample_id is the place of the sequence in the call.
 RLK_HD PhiloxBlock philox_block(std::uint64_t seed, std::uint64_t sample_id, std::uint32_t position,
                                 std::uint32_t block) {
   const auto low = [](std::uint64_t v) { return static_cast<std::uint32_t>(v); };

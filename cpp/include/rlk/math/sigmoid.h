@@ -5,7 +5,7 @@
 //   sigmoids       sigmoid of x and of -x
 //   logsigmoid     log(sigmoid(x))   1.652 ulp, at 0x1.426b88p+0
 //
-// Both functions use e = e^-|x| <= 1, so nothing overflows. e below 2^-126 is +0 (exp.h), so sigmoid is +0 for
+// All functions use e = e^-|x| <= 1, so nothing overflows. e below 2^-126 is +0 (exp.h), so sigmoid is +0 for
 // x < -0x1.5d589ep+6 and logsigmoid is +0 for x > 0x1.5d589ep+6. sigmoid(0) == 0.5. NaN gives canonical_nan();
 // logsigmoid(-Inf) is -Inf.
 #pragma once
@@ -29,12 +29,12 @@ RLK_HD F sigmoid(F x) {
   return select(is_nan(x), broadcast<F>(canonical_nan()), sigmoid_of_number(x));
 }
 
-// sigmoid_of_number for numbers of a 16-bit type. On GPUs it takes three instructions less. half_exponential is e^-|x|;
+// sigmoid_of_number for numbers of a 16-bit type. On CUDA it takes three instructions less. half_exponential is e^-|x|;
 // it is subnormal where exp_nonpositive gives +0. |x| above 88 counts as 88, since e^-88 is subnormal already.
 RLK_HD float half_exponential(float x) {
   return exp_normal(-__builtin_fminf(abs_of(x), 88.0f));  // NaN: e^-88
 }
-// negative: x < 0.
+// `negative` must equal x < 0.
 RLK_HD float sigmoid_of_half(float x, [[maybe_unused]] bool negative) {
 #if defined(__CUDA_ARCH__)
   const float e = half_exponential(x), d = add_rn(1.0f, e);

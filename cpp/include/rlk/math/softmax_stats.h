@@ -1,9 +1,8 @@
 // Softmax statistics of rules 4 and 5 of docs/numerics.md: leaf, tree combine, outputs of a row.
 //
 // All values are in the log2 domain. A node is (m, S, E, Q) with an integer m, S = sum 2^(c z - m), E = sum 2^(c z - m)
-// z and
-// Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact, so the bits of a row depend on the tree alone, and the tree
-// depends only on the column indices.
+// z and Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact. So the bits of a row depend on the tree alone, and the
+// tree depends only on the column indices.
 #pragma once
 
 #include "rlk/base.h"
@@ -25,13 +24,14 @@ struct SoftmaxStats {
 
 RLK_HD SoftmaxStats identity_stats() { return {-infinity(), 0.0f, 0.0f, 0.0f}; }
 
-// A row that cannot have a result. m is NaN and S holds the status bits, so a tree of plain fp32 fields passes both on.
+// Statistics of a row that cannot have a result. m is NaN and S holds the status bits as a float, so both can be stored
+// as plain fp32 fields.
 RLK_HD SoftmaxStats failed_stats(std::int32_t status) {
   return {canonical_nan(), static_cast<float>(status), 0.0f, 0.0f};
 }
 RLK_HD std::int32_t status_of(const SoftmaxStats& s) { return is_nan(s.m) ? static_cast<std::int32_t>(s.S) : 0; }
 
-// z of the contract. An infinity marks a column, so a softcap leaves it unchanged.
+// z of ops/logprob.h. An infinite logit marks a column, so a softcap leaves it unchanged.
 RLK_HD float scaled_logit(float x, float logit_scale, float softcap, float inverse_softcap) {
   const float z = mul_rn(x, logit_scale);
   if (softcap == 0.0f || abs_of(z) == infinity()) return z;
@@ -46,8 +46,8 @@ struct LeafReference {
   bool usable;
 };
 
-// q of a leaf from c and m. For moderate m it is rounded toward -Inf to bf16, so that a kernel may clamp packed bf16
-// logits in their own format.
+// The lower clamp q of a leaf, from c and m. For moderate m it is rounded toward -Inf to bf16, so that a kernel may
+// clamp packed bf16 logits in their own format.
 RLK_HD float leaf_clamp(float c, float m) {
   float q = div_rn(sub_rn(m, kStatsFloor), c);
   if (abs_of(m) <= 512.0f) {
@@ -77,7 +77,7 @@ RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
   return {m, leaf_clamp(c, m), true};
 }
 
-// 2^(z c - m), portable. z is clamped to q, so the exponent stays in fp32's normal range.
+// 2^(z c - m) by the portable exponential. Callers clamp z to at least q, so the exponent stays in fp32's normal range.
 template <class F>
 RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
   const F t = fma_rn(z, c, shift_minus_m);  // kStatsShift - m
@@ -108,7 +108,8 @@ RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
   if (a.m == -infinity()) return b;
   if (b.m == -infinity()) return a;
   const float m = a.m > b.m ? a.m : b.m;
-  // |m| < 2^21, so differences are exact. 600 exceeds fp32's range of exponents, even doubled for Q, and fits an int.
+  // |m| < 2^21, so differences are exact. A gap below -600 is cut to -600, which fits an int. Both gaps scale every
+  // value to +0, since they exceed fp32's range of exponents.
   const float least = -600.0f;
   const float gap_a = sub_rn(a.m, m), gap_b = sub_rn(b.m, m);
   const std::int32_t da = static_cast<std::int32_t>(gap_a > least ? gap_a : least);
@@ -128,8 +129,8 @@ RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 // c of rule 4.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
-// The stats form of a root (kStatsFields floats), with one NaN and one zero. Otherwise the sign of a moment that
-// underflows would depend on the code path, and the bits of NaN on the hardware.
+// The stats form of a root (kStatsFields floats). Every NaN is canonical, and a zero E is +0. Otherwise the sign of an
+// E that underflows would depend on the code path, and the bits of NaN on the hardware.
 RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
   const float fields[] = {root.m, root.S, root.E, root.Q, target_z};
   for (int i = 0; i < kStatsFields; ++i) {

@@ -5,9 +5,9 @@
 //
 // It is exactly odd, |tanh(x)| <= 1, -0 gives -0, subnormals return themselves, +-Inf give +-1, NaN gives
 // canonical_nan(). The result never decreases from one fp32 value to the next.
-// Method: x + x^3 p(x^2) below kTanhSplit, where 1 - 2 / (e^2x + 1) would lose digits, and this formula above it.
-// Coefficients come from tools/minimax.py for the relative error of the result. Each coefficient is rounded to fp32
-// before the next coefficient is solved for.
+// Method: x + x^3 p(x^2) below kTanhSplit, and 1 - 2 / (e^2x + 1) above it. Below kTanhSplit the second formula would
+// lose digits. Coefficients come from tools/minimax.py for the relative error of the result. Each coefficient is
+// rounded to fp32 before the next coefficient is solved for.
 #pragma once
 
 #include "rlk/math/exp2.h"

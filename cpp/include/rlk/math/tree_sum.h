@@ -2,10 +2,10 @@
 // terms. A node of level k covers the 2^k terms from a multiple of 2^k on; it is fl(left + right) of two nodes of level
 // k - 1. A term that is missing or does not count is +0 and keeps its place.
 //
-// +0 changes no sum except the sign of a zero, which finished_sum makes positive. So a missing node may be added or
-// left out, and padding after the last term changes no sum. Parts of 2^k terms each, cut at multiples of 2^k, are
-// nodes. Finish the sum of each part by itself and add them by this tree over the parts' index: the result is the sum
-// of the whole.
+// Adding +0 changes no sum except the sign of a zero, and finished_sum makes every zero positive. So a missing node may
+// be added or left out, and padding after the last term changes no sum. A part of 2^k terms, cut at multiples of 2^k,
+// is a node. So the tree over the parts' index, with the finished sum of each part as a term, gives the sum of the
+// whole.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ class SumTree {
 #if defined(__CUDA_ARCH__) || defined(__HIP_DEVICE_COMPILE__)
   // Indices of kept_ are constants once loops are unrolled, so that kept_ lives in registers.
   RLK_HD void take(float value) {
-    if constexpr (kLevels <= 4) {  // with many levels each branch would move all of kept_
+    if constexpr (kLevels <= 4) {  // with more levels, each branch would copy all of kept_
       place<0>(value);
     } else {
       bool carries = true;
@@ -82,9 +82,10 @@ class SumTree {
 constexpr int kTileLevels = 24;      // a sequence has fewer than 2^24 tiles
 constexpr int kSequenceLevels = 31;  // a batch has fewer than 2^31 sequences
 
-// A Team is 32 or 64 lanes that run together: lane(), and shuffle_xor(value, mask), the value of lane() ^ mask.
+// A Team is 32 or 64 lanes that run together. lane() is the lane's number. shuffle_xor(value, mask) returns the value
+// of lane lane() ^ mask.
 
-// The tree over one value per lane, of kLanes lanes; every lane gets the sum.
+// The tree over one value for each of kLanes lanes; every lane gets the sum.
 template <int kLanes, class Team>
 RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
   RLK_UNROLL
@@ -92,14 +93,14 @@ RLK_DEVICE float sum_over_lanes(const Team& team, float x) {
   return x;
 }
 
-// SumTree by the lanes of a team together. All lanes take the same nodes and get the sum. Lane k keeps the node of
-// level k, so a node costs one shuffle for each level that it completes. There are fewer than 2^31 values.
+// A SumTree that the lanes of a team compute together. All lanes take the same nodes, and all get the sum. Lane k keeps
+// the node of level k, so a node costs one shuffle for each level that it completes. There are fewer than 2^31 values.
 template <class Team>
 class TeamSumTree {
  public:
   RLK_DEVICE explicit TeamSumTree(const Team& team) : team_(team) {}
 
-  // A node of 2^level values; the values taken so far are a multiple of 2^level.
+  // Takes a node of 2^level values. The number of values taken before must be a multiple of 2^level.
   RLK_DEVICE void take(float node, int level = 0) {
     const std::uint32_t values = 1u << level;
     RLK_UNROLL_NOT
@@ -124,9 +125,10 @@ class TeamSumTree {
   float kept_ = 0.0f;
 };
 
-// Rows of kLanes consecutive terms. A lane holds the term of its own index in every row: v[r] of row r. A lane gets the
-// sum of one row. The row's index is the reverse of the lane's lowest bits. At the first levels neighbouring lanes
-// split the rows between them: each lane passes half of its terms to the other lane, which adds them.
+// Sums kRows rows of kLanes consecutive terms. A lane holds one term of each row, the term with the lane's index; v[r]
+// is the term of row r. Each lane gets the sum of one row, whose index is the bit reversal of the lane's lowest bits.
+// At the first levels, two neighbouring lanes split the rows between them: each lane passes half of its terms to the
+// other lane, which adds them.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   static_assert(kRows <= kLanes && (kRows & (kRows - 1)) == 0);

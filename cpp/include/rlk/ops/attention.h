@@ -2,86 +2,99 @@
 // sequences, and its gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and
 // the order that they show. `round` rounds to dtype, to nearest even; for float32 it changes nothing.
 //
-// Sequence b has Q queries and L keys: its tokens in use in q and in k (kernels/attention/span.h).
-//   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q. The first seqused_q are in use.
+// Sequence b has Q queries and L keys. These are the tokens of sequence b that are in use in q and in k
+//   (kernels/attention/span.h).
+//   q: batched [B, q_tokens, Hq, D], or packed [q_tokens, Hq, D] with cu_seqlens_q. The first seqused_q tokens of a
+//      sequence are in use.
 //   k: batched [B, k_tokens, Hkv, D], packed [k_tokens, Hkv, D] with cu_seqlens_k, or pages
 //      [num_pages, page_size, Hkv, D].
 //      block_table[b] lists the pages of sequence b. The sequence skips its first leftpad_k keys; seqused_k counts the
-//      keys in use after them.
-//   v: as k, with value_dim columns in place of D = head_dim. out and dout are as q with value_dim columns. The bits are
-//      those of v and dout padded with zero columns to D. Each column of O is a chain of its own, and zeros at the end
-//      of dp and delta change at most the sign of a zero.
-// Forward calls may share pages: group g is sequences [group_offsets[g], group_offsets[g + 1]). Let P = prefix_lens[g].
-//   Keys below P lie in the pages of prefix_table[g]; key P and all later keys lie in the pages of block_table[b]. The
-//   first page of block_table[b] begins with key P even where P is no multiple of page_size. A sequence outside every
-//   group has P = 0. seqused_k counts from key 0 in either case.
-// Under `parents` each sequence is a segment of a tree, and q, k and v are packed by the same offsets. parents[s] < s
-//   is the segment that segment s continues; it is -1 for a root. The queries of segment s are the segment's tokens.
-//   Its keys are the tokens of its path: the root's first, then the keys of each segment on the way down, the segment's
-//   own keys last. So a token's number n is its depth in the tree.
-// The keys in use are numbered from 0. Query i has the number n = L - Q + i among them, and sees key j where
-//   j <= n under `causal`, and n - window_size < j under a window, which is always causal.
-// Query head h reads key head h / (Hq / Hkv). A query that sees no key or is not in use gets out = +0 and lse = -Inf,
-// and is not read. A key that a query does not see contributes nothing to the query's row, and the query contributes
-// nothing to the key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past seqused, left
-// padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. A token in use that a row
-// does not see is multiplied by 0 in a matrix unit. If such a token holds NaN or Inf, it may make rows and gradients of
-// its own sequence NaN, never of another sequence. Blocks have attention_block(D) keys and splits end where
-// attention_split_end says, both counted from key 0.
+//      keys in use after the skipped keys.
+//   v has the layout of k, with value_dim columns in place of D = head_dim. out and dout have the layout of q, with
+//      value_dim columns. The results have the bits of a call whose v and dout are padded with zero columns to D. Each
+//      column of O is its own chain of fma, so a zero column does not affect other columns. Zero terms at the end of
+//      the chains of dp and delta change at most the sign of a zero.
+// In a forward call, the sequences of a group may share pages. Group g consists of sequences
+//   [group_offsets[g], group_offsets[g + 1]). Let P = prefix_lens[g]. Keys below P lie in the pages of prefix_table[g];
+//   key P and all later keys lie in the pages of block_table[b]. The first page of block_table[b] begins with key P,
+//   even if P is not a multiple of page_size. A sequence outside every group has P = 0. seqused_k counts keys from key
+//   0, in a group and outside every group.
+// With `parents`, each sequence is a segment of a tree of tokens, and q, k and v are packed by the same offsets.
+//   Segment s continues segment parents[s] < s, or is a root if parents[s] is -1. The queries of segment s are the
+//   segment's tokens. Its keys are the tokens on the path from the root to segment s: first the root's tokens, then the
+//   tokens of each segment on the way down, and last the tokens of segment s. So the number n of a query, defined next,
+//   is the depth of the query's token in the tree.
+// The keys in use are numbered from 0. In this numbering, query i has the number n = L - Q + i. With `causal`, query i
+//   sees key j if j <= n. With a window, which needs `causal`, key j must also satisfy n - window_size < j.
+// Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, is not read. Its out is +0
+// and its lse is -Inf. A key that a query does not see contributes nothing to the query's row, and the query
+// contributes nothing to the key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past
+// seqused, left padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. If a row
+// does not see a token that is in use, a matrix unit multiplies the token's values by 0 for this row. So NaN or Inf in
+// the token may make rows and gradients of the same sequence NaN, but not those of another sequence. The keys are cut
+// into blocks of attention_block(D) keys, and into splits that end where attention_split_end says. Blocks and splits
+// are counted from key 0.
 // f(e) = 2^e for an integer e >= -126, else 0. A product with f(e) is the IEEE product and keeps subnormal results.
 // Forward, for one query and head, over the keys that the query sees, ascending:
 //   s_j = q . k_j : one chain of fma over d ascending from +0
 //   c   = fl(log2e * softmax_scale)
-//   A softcap replaces both: h_j = tanh(fl(s_j * fl(softmax_scale / softcap))) by math/tanh.h,
+//   A softcap replaces s_j and c: h_j = tanh(fl(s_j * fl(softmax_scale / softcap))) by math/tanh.h,
 //     s_j = fl(softcap * h_j), c = log2e. A product q . k_j of -Inf then gives the score -softcap.
 //   In a split, after block b:
 //     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (leaf_reference of
-//       math/softmax_stats.h). Where that is rule 4's identity, these blocks contribute nothing; where it fails, the
-//       row is NaN
-//     when m rises, l_r and O_d of the blocks before are multiplied by f(m_before - m_b)
+//       math/softmax_stats.h). If leaf_reference gives rule 4's identity, these blocks contribute nothing; if it gives
+//       a failure, the row is NaN
+//     when m rises, l_r and O_d of the earlier blocks are multiplied by f(m_before - m_b)
 //     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b))
-//     l_r = l_r + the block's sum for chain r, both of unrounded p_j. Key j belongs to chain r = j % 8 of eight chains.
-//       The four keys of a chain among 32 consecutive keys are a group g = ((p + p) + p) + p, ascending; a key that the
-//       row does not see is +0. The block's sum is (g0 + g1) + (g2 + g3) for 128 keys, g0 + g1 for 64 keys
+//     l_r = l_r + the block's sum for chain r. l has eight chains r, which sum unrounded p_j; key j is in chain
+//       r = j % 8. Among 32 consecutive keys, a chain has four keys. These four give a group sum g = ((p + p) + p) + p,
+//       keys ascending, where p is +0 for a key that the row does not see. The block's sum is (g0 + g1) + (g2 + g3) for
+//       a block of 128 keys, and g0 + g1 for a block of 64 keys
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
-//   l of a split = ((0+1)+(2+3))+((4+5)+(6+7)) of its chains.
-//   With sinks, u = fl(log2e * sinks[h]) is one more split after the row's last one, without a value: m = ceil(u),
-//     O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes
-//     nothing. If m >= 2^21 or the sink is NaN, those rows of head h that see keys are NaN.
-//   Splits merge in ascending order, a the splits before and b the next one: m = max(m_a, m_b),
-//     O_d = fma(O_a, f(m_a - m), fl(O_b * f(m_b - m))), l likewise. The first split is taken as it is. A split that
-//     contributed nothing changes nothing.
+//   l of a split = the sum of its chains in the order ((0+1)+(2+3))+((4+5)+(6+7)).
+//   With sinks, one more split follows the row's last split. It has no value. With u = fl(log2e * sinks[h]), its
+//     m = ceil(u), O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink
+//     contributes nothing. If m >= 2^21 or the sink is NaN, the rows of head h that see keys are NaN.
+//   Splits merge in ascending order. With a for the merged earlier splits and b for the next split: m = max(m_a, m_b),
+//     O_d = fma(O_a, f(m_a - m), fl(O_b * f(m_b - m))), and l by the same formula. The first split is taken unchanged.
+//     A split that contributed nothing changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))    natural log of sum_j exp(scale s_j)
-//   A row that sees keys is NaN if its merged splits are the identity, if one of its scores is NaN, or if m >= 2^21.
+//   A row that sees keys is NaN if the merge of its splits is the identity, if one of its scores is NaN, or if
+//   m >= 2^21.
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
-//   [first_split, first_split + num_splits) of every row. k and v may hold only the keys of the caller's own splits,
-//   one split after another. Key j of these splits then lies where key j - absent_keys of a whole sequence would lie,
-//   in the sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys
-//   and n remain the numbers of the whole sequence. Sinks are not allowed. The partials of a split for a row are:
-//     the row sees no key of the split: m = -Inf, l = 0, O = +0. It sees keys and none contributes: m = -Inf, l = 1,
-//     O = +0. The row fails there: m = NaN, l = 0, O = +0. Otherwise: m, l and fl(O_d + 0) of the split
-//   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row sees
-//   keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse follow as above, so the bytes are
-//   those of one call.
-//   Merging normalised parts is approximate. A part counts as a split with u = fl(log2e * lse), the m and l of a sink
-//   with this u, and O_d = fl(out_d * l). The part sees no key where lse = -Inf, and contributes nothing where
+//   [first_split, first_split + num_splits) of every row. k and v may hold the keys of these splits alone, one split
+//   after another. Key j of the sequence is then stored at the place of key j - absent_keys, in the sequence's place or
+//   pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and n still refer to the
+//   whole sequence. Sinks are not allowed. The partials of a split for a row are:
+//     m = -Inf, l = 0, O = +0 if the row sees no key of the split;
+//     m = -Inf, l = 1, O = +0 if the row sees keys of the split, but none contributes;
+//     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split
+//   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row counts
+//   as seeing keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse then follow the
+//   formulas of a forward call, so the bytes are those of one forward call.
+//   attention_merge also merges normalised parts, which have out and lse in place of partials; this merge is
+//   approximate. With u = fl(log2e * lse), a part counts as a split with the m and l of a sink that has this u, and
+//   O_d = fl(out_d * l). The part sees no key where lse = -Inf, and contributes nothing where
 //   m <= -2^21.
 //
 // On sm_90, bf16 and fp16 products follow rule 1 of the matrix units, forward and backward:
-//   s_j is one accumulator from +0 over steps of 16 columns d, the last step padded with +0; dp_ij likewise
-//   O_d continues over steps of 16 keys counted from the block's first key, in each block where the row sees a key and
-//     the keys up to there contribute:
-//     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step with
-//     only such p may be left out if every v_jd is finite, since zeros do not align
-//   In such a block the CPU reads the keys that are in use and in a page. It reads no key of any other block.
-//   The chains of dq, dk and dv take steps of 16 keys or queries in place of single links. ds and p are +0 for a query
-//     and a key that it does not see, or whose score is -Inf. Steps of dq count from the block's first key.
+//   s_j is one accumulator from +0 over steps of 16 columns d, the last step padded with +0. dp_ij is computed in the
+//     same way
+//   O_d takes steps of 16 keys, counted from the block's first key, in each block where the row sees a key, if the
+//     split's keys up to the end of this block contribute:
+//     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step whose
+//     p are all +0 may be left out if every v_jd is finite, since a zero product does not change where the unit cuts
+//     its addends
+//   In a block with such steps, the CPU reads the keys that are in use and in a page. It reads no key of any other
+//   block.
+//   The chains of dq, dk and dv take steps of 16 keys or queries in place of one fma at a time. ds_ij and p_ij are +0
+//     if query i does not see key j or the score is -Inf. The steps of dq are counted from the block's first key.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:
-//   delta = sum over d of dout * out: chains r = d % 8 of fma from +0, folded as those of l; with dlse then
-//           fl(delta - dlse)
+//   delta = sum over d of dout * out: eight chains r = d % 8 of fma from +0, added in the order of l's chains. With
+//           dlse, delta becomes fl(delta - dlse)
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
-//           t = fma(s_ij, c, -fl(lse_i * log2e)), by the mode's exponential as logprob's p
+//           t = fma(s_ij, c, -fl(lse_i * log2e)). The exponential is that of p_j in ops/logprob.h, in the same mode
 //   dp_ij = dout_i . v_j: one chain over d ascending from +0
 //   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i))), under a softcap
 //           round(fl(fl(p_ij * fl(dp_ij - delta_i)) * fma(-h_ij, h_ij, 1)))
@@ -90,27 +103,26 @@
 //           DESCENDING order of the block. A block without a key that the row sees adds +0, so it may be left out.
 //   dk_j  = round(fl(softmax_scale * chain of fma(ds_ij, q_i)) + 0),
 //   dv_j  = round(chain of fma(round(p_ij), dout_i) + 0).
-//           The chains of dk and dv begin at +0 and go over the query heads that read the key's head, ascending. In
-//           each head they go over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where
-//           n is its number among the keys. Missing places of a step are zero
-//   Under `parents` several segments may see a key. Each of these segments has such a chain over its own queries. The
-//   chains are
-//           added in fp32 (IEEE, nearest even, subnormals kept) from +0, segments ascending. A segment that does not
-//           see the key adds +0.
-//   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential above of t =
-//           fma(lse_i, -log2e, u_h). The sum runs over the positions of q, in the order of rms_norm's dw:
-//           [B, q_tokens] one after another, or packed. Rows that are not in use or see no key are skipped
-//   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. These are
-//   not read.
-// A query's keys, their numbers and n alone decide its bits: batch, packing, padding, paging and chunking do not. The
-// queries that see a key decide its gradients in the same way. With Exp::kPortable the bits are the same on every
-// backend that has the same products.
+//           The chains of dk and dv begin at +0. They run over the query heads that read the key's head, ascending, and
+//           within each head over the queries, ascending, in steps of 16. Query i belongs to step floor(n / 16), where
+//           n is its number among the keys. Places of a step without a query are zero
+//   With `parents`, several segments may see a key. Each of these segments has its own chains of dk and dv, over its
+//           own queries. The chains are added in fp32 (IEEE, nearest even, subnormals kept) from +0, segments
+//           ascending. A segment that does not see the key adds +0.
+//   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential of p_ij with
+//           t = fma(lse_i, -log2e, u_h). The sum runs over the positions of q in the order of rms_norm's dw. Batched
+//           positions [B, q_tokens] are numbered row after row. Rows that are not in use or see no key are skipped
+//   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. Inputs at
+//   these places are not read.
+// The bits of a query's row depend only on its keys, the numbers of these keys, and n. They do not depend on batch,
+// packing, padding, paging or chunking. The gradients of a key depend in the same way on the queries that see the key.
+// With Exp::kPortable the bits are the same on every backend that has the same products.
 // NaN results are canonical.
-// Lists may contradict the arrays: an offset that descends or is out of range, a count that is negative or too large, a
-// page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads nothing out
-// of range and writes everything: it clamps offsets and counts, takes a token outside every sequence as not in use, and
-// takes NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a root with one key,
-// which is NaN. Under `parents` the last offset is q_tokens.
+// A list may contradict the arrays: by an offset that descends or is out of range, a count that is negative or too
+// large, or a page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads
+// nothing out of range and writes every output. It clamps offsets and counts, treats a token outside every sequence as
+// not in use, and takes NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a
+// root with one key, which is NaN. With `parents`, the last offset must be q_tokens.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
@@ -156,7 +168,7 @@ struct AttentionHeads {
   std::int64_t head_stride = 0;
 };
 
-// The meaning of a sequence, shared by forward and backward.
+// Inputs that say what the sequences are, for forward and backward alike.
 struct AttentionInput {
   AttentionHeads q, k, v;                      // dtype
   const std::int32_t* cu_seqlens_q = nullptr;  // [num_sequences + 1] from 0 to q_tokens, or null: q is not packed
@@ -204,7 +216,7 @@ struct AttentionParams : AttentionInput {
 };
 
 // seqused_k also counts keys that k and v do not hold. A GPU does not clamp seqused_k, but no row sees keys behind the
-// end of k and v. Pages are not shared where absent_keys is not 0. Outputs are contiguous. Every element is written.
+// end of k and v. Groups are not allowed if absent_keys is not 0. Outputs are contiguous. Every element is written.
 struct AttentionPartialsParams : AttentionInput {
   float* stats = nullptr;  // [num_splits, B, q_tokens, Hq, 2] or [num_splits, q_tokens, Hq, 2]: m, l
   float* sums = nullptr;   // [num_splits, B, q_tokens, Hq, value_dim] or [num_splits, q_tokens, Hq, value_dim]: O
@@ -249,7 +261,8 @@ void attention(const AttentionParams& p, Device device, Stream stream);
 void attention_partials(const AttentionPartialsParams& p, Device device, Stream stream);
 void attention_merge(const AttentionMergeParams& p, Device device, Stream stream);
 
-// Bytes of workspace that `p`, with its lists, needs on `device`, on the CPU too: at least 4 for each query and head.
+// Bytes of workspace that `p`, with its lists, needs on `device`: at least 4 for each query and head. The CPU needs a
+// workspace, too.
 std::int64_t attention_backward_workspace_bytes(const AttentionBackwardParams& p, Device device);
 void attention_backward(const AttentionBackwardParams& p, Device device, Stream stream);
 

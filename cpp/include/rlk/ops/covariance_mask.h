@@ -11,20 +11,21 @@
 //                are absent
 //   candidates   kClip: lower < c < upper, and not p2 > p1, where r = exp(fl(l - o)), p1 = fl(-A r),
 //                p2 = fl(-A min(max(r, clip_low), clip_high)). So a token that PPO clips is no candidate.
-//                kKl, kEntropy: every token is one
-//   chosen       the K candidates of least priority, or all if there are fewer. K = max(floor(ratio N), 1), in fp64.
-//                Under kEntropy K = N - ceil(fl(fl(1 - ratio) fl(N - 1))), in [1, N], and every token equal to the last
-//                chosen one is chosen too. torch.quantile interpolates between two entropies; the chosen tokens have at
-//                least the upper one
+//                kKl, kEntropy: every token is a candidate
+//   chosen       the K candidates of least priority, or all candidates if there are fewer than K.
+//                K = max(floor(ratio N), 1), in fp64. Under kEntropy K = N - ceil(fl(fl(1 - ratio) fl(N - 1))), in
+//                [1, N], and every token equal to the last chosen one is chosen too. torch.quantile interpolates
+//                between two entropies; each chosen token has at least the upper of these two
 //   priority     32 bits. kClip: p = word 0 of philox4x32-10 with key = seed and
-//                counter = [sequence low, sequence high, position, 0], at most 2^32 - 2. This draws without
-//                replacement, and the same seed draws the same tokens.
-//                kKl, kEntropy: the largest c first, -0 being +0, and a NaN before all others.
+//                counter = [sequence low, sequence high, position, 0], at most 2^32 - 2. So the choice is a draw
+//                without replacement, and the same seed draws the same tokens.
+//                kKl, kEntropy: the largest c has the least priority. -0 counts as +0, and NaN as larger than any
+//                number.
 //                Among equal priorities the lower sequence comes first, then the lower position
 //   selected   = 1 where a token is chosen, else +0
-// No bit depends on what a masked slot holds. Sequences are numbered by their place in the call. Padded and packed
-// sequences have the same bits, at any stride and on every backend, since atomics add only integers. The call enqueues
-// on `stream`; it neither allocates nor synchronises.
+// No bit depends on the contents of masked slots. The number of a sequence is its place in the call. Padded and packed
+// sequences have the same bits, at any stride and on every backend. GPUs add with atomics, but only integers, whose
+// order changes no bit. The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

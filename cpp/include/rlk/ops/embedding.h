@@ -1,23 +1,23 @@
-// THE CONTRACT of embedding: rows of a table by token ids, and the table's gradient.
+// THE CONTRACT of embedding: gathers rows of a table by token ids, and computes the table's gradient.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// Token t has id = ids[t]. The table holds ids [vocab_start, vocab_start + num_rows), so the token's row is
+// Token t has id = ids[t]. The table holds the rows of ids [vocab_start, vocab_start + num_rows), so the token's row is
 // v = id - vocab_start:
 //   bad    : id < 0 or id >= vocab_size: y is dtype's canonical NaN in every column, and nothing is read
-//   owned  : else, where 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
-// another rank's, else: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all ranks' y is exact
-//            in any order. That sum turns a -0 of the table into +0
-// Backward, from dy. The tokens of row v are the owned tokens with this row, except those with id == padding_idx. Other
-// tokens' dy is not read: a bad id, another rank's id and padding_idx give no gradient.
+//   owned  : a good id with 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
+// another rank's: any other good id: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all
+//            ranks' y is exact in any order. In this sum, a -0 of the table becomes +0
+// Backward, from dy. The tokens of row v are the owned tokens with this row, except tokens whose id is padding_idx. A
+// token with a bad id, another rank's id or padding_idx gives no gradient, and its dy is not read.
 //   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k])
-//            over the tokens of row v, ascending, from +0. A perfect binary tree over their index combines the groups
+//            over the tokens of row v, ascending, from +0. A perfect binary tree over the groups' index adds the groups
 //   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or
 //                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN is
 //                   canonical
 //
-// A chain that begins at +0 never gives -0, nor does a tree over such chains. So a group or a subtree without a token
-// of v may be left out, or be +0, with the same bits. The work then depends on the tokens alone. A row without a token
-// is +0; with main_grad it is neither read nor written.
+// A chain that begins at +0 never gives -0, and a tree over such chains never gives -0 either. So a group or a subtree
+// without a token of row v may be left out, or be +0, with the same bits. A backend needs to do work for the tokens
+// alone. A row of dweight without a token is +0; with main_grad such a row is neither read nor written.
 // A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has
 // the same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same
 // bits. All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and
@@ -42,7 +42,7 @@ struct EmbeddingTokens {
   DType id_dtype = DType::kInt64;  // kInt32, kInt64
   std::int64_t num_tokens = 0, num_rows = 0, columns = 0;
   std::int64_t vocab_start = 0;  // >= 0
-  std::int64_t vocab_size = 0;   // >= 0; over all ranks. No id reaches rows past this size, which are padding
+  std::int64_t vocab_size = 0;   // >= 0; over all ranks. Rows of ids from this size on are padding
 };
 
 struct EmbeddingParams : EmbeddingTokens {

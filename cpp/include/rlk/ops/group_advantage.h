@@ -1,51 +1,55 @@
-// THE CONTRACT of group_advantage: one advantage per sequence, from its reward and the rewards of its group. Rule
-// numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
+// THE CONTRACT of group_advantage: computes one advantage per sequence, from the sequence's reward and the rewards of
+// its group. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they
+// show.
 //
-// A group's members are its sequences, ascending by index. With exclude_nan a member whose reward is NaN is excluded:
-// it is +0 in every sum, and n does not count it. Every other member counts.
+// A group's members are its sequences, ascending by index. s is a member's reward, and n is the number of members that
+// count. With exclude_nan, a member whose reward is NaN is excluded: it is +0 in every sum and does not count. Every
+// other member counts.
 //   sum(f) : the perfect binary tree over the members in order (math/tree_sum.h), +0 for excluded members
 //   a      : 2^-k, from the least and the largest reward (math/moment_scale.h); 1 where no sum is needed
-//   m      = fl(sum(fl(a s)) / n), limited to the least and the largest fl(a s);  mean = fl(m / a)
+//   m      = fl(sum(fl(a s)) / n), limited to the range from the least to the largest fl(a s);  mean = fl(m / a)
 //   r      = fl(sqrt(fl(sum(fl(d * d)) / (n - 1)))), d = fl(fl(a s) - m), in two passes;  std = fl(r / a)
 //   A group is constant where n >= 2 and all rewards that count are equal. Then mean is this common reward, with -0
-//   taken as +0, and std is +0. Sums would miss both values by rounding.
-//   A lone member (n = 1) has, by `alone`: kScore: mean +0, std 1; kZero: mean is its reward, std +0. n = 0: mean +0,
-//   std +0.
-//   batch  : the same quantities with all sequences as one group; n_b of them count
-// A member that counts, with reward s, has
-//   b = mean;  or for kLengthMean fl(l / a), l = fl(sum(fl(length * fl(a s))) / sum(length)). It is +0 where
-//       sum(length) is 0, s in a constant group, and mean for a lone member;  or for kGiven baseline[sequence];  or for
-//       kNone +0
-//   c = a of the group with scale kGroup, a of the batch with kBatch, else 1; at most 1 where b is kGiven
-//   x = fl(fl(c s) - fl(c b)). Where b comes from m or l, fl(m (c / a)) or fl(l (c / a)) replaces fl(c b), with a of
-//       the group
-// kBatchMean subtracts the mean of the batch and scales by a group's deviation from it; its b and x have other
-// formulas. They take a, m and r of the batch. If one reward s counts in the batch, m is fl(a s):
+//   taken as +0, and std is +0. Both values are set because sums would give them with rounding errors.
+//   For a lone member (n = 1), `alone` decides. kScore: mean +0, std 1. kZero: mean is the member's reward, std +0. For
+//   n = 0: mean +0, std +0.
+//   batch  : the same quantities with all sequences as one group, in which n_b members count
+// A member that counts has
+//   b = mean for kMean, baseline[sequence] for kGiven, +0 for kNone. For kLengthMean b = fl(l / a),
+//      l = fl(sum(fl(length * fl(a s))) / sum(length)); but b is +0 where sum(length) is 0, s in a constant group, and
+//      mean for a lone member
+//   c = a of the group with scale kGroup, a of the batch with kBatch, else 1; limited to at most 1 for kGiven
+//   x = fl(fl(c s) - fl(c b)). For kMean fl(m (c / a)) replaces fl(c b), and for kLengthMean fl(l (c / a)) does, with a
+//       of the group
+// kBatchMean subtracts the mean of the batch. With scale kGroup it divides by the group's deviation from this mean. So
+// b and x have other formulas, with a, m and r of the batch. If a single reward s counts in the batch, m is fl(a s):
 //   b = fl(m / a);  d = fl(fl(a s) - m);  x = d for scale kBatch, e = fl(u d) for kGroup, fl(d / a) for kNone; +0 where
 //       x is 0
 //   u          2^-k from d of the least and d of the largest reward of a group with n >= 2 (math/moment_scale.h), else
 //              1 / a
-//   kGroup     : r = fl(sqrt(fl(sum(fl(e * e)) / (n - 1)))), std = fl(fl(r / u) / a), for a constant group
-//                too;  x = fl(x / fl(r + fl(fl(eps a) u))). A lone member has r by `alone` as above and
+//   kGroup     : r = fl(sqrt(fl(sum(fl(e * e)) / (n - 1)))), std = fl(fl(r / u) / a), for a constant group,
+//                too;  x = fl(x / fl(r + fl(fl(eps a) u))). For a lone member, r is the std that `alone` gives, and
 //                x = fl(x / fl(r + eps)), or +0 with kZero
 //   kBatch     : x = fl(x / fl(r + fl(eps a)))
-// The steps that follow hold for every other baseline:
+// The following steps apply to every baseline except kBatchMean:
 //   leave_one_out, n >= 2 : x = fl(fl(n / (n - 1)) * x)
-//   best_only             : x = fl(fl(c first largest reward) - fl(c second largest)) for the first member with the
-//                           largest reward, else +0; -0 becomes +0
-//   scale kGroup, kBatch  : x = fl(x / fl(fl(r (c / a)) + fl(c eps))), r and a of the group or of the batch
+//   best_only             : x = fl(fl(c s1) - fl(c s2)) for the first member with the largest reward s1, where s2 is
+//                           the second largest reward; else x = +0. -0 becomes +0
+//   scale kGroup, kBatch  : x = fl(x / fl(fl(r (c / a)) + fl(c eps))), r and a of the group for kGroup, of the batch
+//                           for kBatch
 //   by_nonzero            : x = fl(fl(fl(n_b / max(number of rewards that are not 0, 1)) * x) / f_norm)
-//   advantage = x, but +0 for an excluded member. Where b is kMean or kLengthMean, it is +0 too in a constant group,
-//     for a lone member with kZero, and for a lone member with best_only.
+//   advantage = x, but +0 for an excluded member. For kMean and kLengthMean the advantage is also +0 in a constant
+//     group, for a lone member with kZero, and for a lone member with best_only.
 //
 // The output mean is b. The output std is the group's, or with scale kBatch the batch's. A std too large for a float is
-// +Inf. Advantages that a float can hold are right for all finite rewards, whether or not their sums and squares are in
-// range. A NaN that counts makes the advantages of its group NaN, and, where the batch scales, the advantages of the
-// whole batch. NaN outputs are canonical. An advantage has the same bits wherever its group stands in the batch, and on
-// every backend. Scale kBatch, kBatchMean and by_nonzero are the exceptions, since they read the batch. Groups are
-// given by offsets, by one size, or by ids. Sequences with equal ids form a group, in any order. With offsets out of
-// order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h). The call enqueues
-// on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
+// +Inf. For all finite rewards, each advantage that a float can hold is right, even where sums or squares of the
+// rewards would overflow or underflow. A NaN reward that counts makes its own advantage NaN, and every advantage whose
+// mean, deviation or best_only uses this reward. NaN outputs are canonical. An advantage has the same bits wherever its
+// group stands in the batch, and on every backend. Scale kBatch, kBatchMean and by_nonzero are exceptions, since they
+// use the rewards of the whole batch. Groups are given by offsets, by one size for all groups, or by ids. Sequences
+// with equal ids form a group, and may stand in any order. With offsets out of order the CPU throws InvalidArgument
+// before it writes anything; a GPU clamps them (rlk/tokens.h). The call enqueues on `stream`, which CPU backends
+// ignore; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -5,25 +5,26 @@
 //
 // A token has l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
 //   e = limited(fl(f - l), input_limit)
-//   k1: K = -e, K_l = 1; k2: (e / 2) e, -e; k3: expm1(e) - min(e, largest), -expm1(e); abs: |e|, -sign(e), which is NaN
-//   for NaN
-//   largest is the largest number, so K of an infinite e is an infinity
-//   K_l = 0 where the input limit holds; with straight_through K_l = fl(l - f) even there
-// Weight, with x * y = fl(x y), and +0 for zero times infinity:
+//   k1: K = -e, K_l = 1; k2: K = (e / 2) e, K_l = -e; k3: K = expm1(e) - min(e, largest), K_l = -expm1(e);
+//   abs: K = |e|, K_l = -sign(e), which is NaN for a NaN e
+//   `largest` is the largest finite number, so K of an infinite e is an infinity and not NaN
+//   K_l = 0 where input_limit cuts e; with straight_through K_l = fl(l - f) for every e
+// Weight. Here x * y is fl(x y), but +0 for zero times infinity:
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r. The gradient
-//                  flows through both factors. For k3, with K that of min(e, 80):
+//                  flows through both factors, K and r. For k3, K is that of min(e, 80), and instead of these formulas:
 //     value        where e > 16: fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)). G overflows or underflows
-//                  only where the value does. With the input limit G = exp(fl(fl(l - o) + e)), or exp(-Inf) if x is
-//                  -Inf
-//     slope        -(e * r), the exact slope of r (exp(e) - e - 1). Where the input limit holds, the slope is the value
-//   kImportance    r = weight, a constant with respect to l: value = K * r, slope = K_l * r; slope along r: K
-// kl = limited(value, limit). All slopes are 0 where |value| is beyond `limit`, but not where it equals it. With
-// straight_through this limit sets no slope to 0.
+//                  only where the value does. Where input_limit cuts e, G = exp(fl(fl(l - o) + e)), or exp(-Inf) if
+//                  fl(l - o) is -Inf
+//     slope        -(e * r), the exact slope of r (exp(e) - e - 1). Where input_limit cuts e, the slope is the value
+//   kImportance    r = weight, a constant with respect to l: value = K * r, slope = K_l * r; the slope along r is K
+// kl = limited(value, limit). All slopes are 0 where |value| > limit, but not where |value| = limit. With
+// straight_through, `limit` sets no slope to 0.
 // d_logprob = d_kl * slope, d_importance_weight = d_kl * K.
-// These formulas are the KL term of policy_loss (ops/policy_loss.h); its kl_times_ratio is kOldLogprob with its own
-// ratio. A token has the same bits at any position, in any batch, at any strides, and on every backend. Outputs of a
-// masked token are +0, and no zero has a sign; NaN results are canonical. Nothing in a masked slot changes a bit.
+// policy_loss uses these formulas for its KL term (ops/policy_loss.h). Its option kl_times_ratio is kOldLogprob with
+// the ratio of policy_loss. A token has the same bits at any position, in any batch, at any strides, and on every
+// backend. Outputs of a masked token are +0, every zero is +0, and NaN results are canonical. Nothing in a masked slot
+// changes a bit.
 // The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 

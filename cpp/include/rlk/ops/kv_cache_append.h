@@ -4,14 +4,15 @@
 // Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size slots.
 // For each token t in [0, num_slots), for all heads and columns:
 //   k_cache[slot[t] / page_size, slot[t] % page_size, h, d] = k[t, h, d]          v_cache likewise
-// Slot -1 belongs to a token that is not kept, such as padding; this token is not read. Tokens from num_slots on have
-// no slot and are not read. Slots that no token names keep their bytes. If several tokens name one slot, it may hold
-// any of them, or parts of several.
+// A token with slot -1, such as padding, is not stored and not read. Tokens from num_slots on have no slot and are not
+// read. Slots that no token names keep their bytes. If several tokens name the same slot, the slot may hold any of
+// these tokens, or parts of several tokens.
 // If a slot is below -1 or beyond the cache, the CPU throws InvalidArgument before it writes anything. A GPU skips the
 // token, so nothing out of range is read or written.
-// Caches are given by strides, so each engine's layout is a view: pages [num_pages, page_size, heads, columns] (NHD),
-// [num_pages, heads, page_size, columns] (HND), K and V as halves of [num_pages, 2, ...] or of [2, num_pages, ...], or
-// columns K|V of one array. attention.h reads the same views as pages.
+// A cache is described by strides, so the layout of each engine can be passed as a view: pages
+// [num_pages, page_size, heads, columns] (NHD), [num_pages, heads, page_size, columns] (HND), K and V as halves of
+// [num_pages, 2, ...] or of [2, num_pages, ...], or columns K|V of one array. The attention operator takes the same
+// views as its pages.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
@@ -21,7 +22,8 @@
 
 namespace rlk {
 
-// The new tokens and the cache, of k or of v. Strides in elements; columns are contiguous, any alignment.
+// The new tokens and the cache of one side: k or v. Strides are in elements. Columns are contiguous, with any
+// alignment.
 struct CacheAppendSide {
   const void* tokens = nullptr;  // [num_slots or more, num_heads, columns], dtype
   std::int64_t token_stride = 0, head_stride = 0;

@@ -1,34 +1,36 @@
-// THE CONTRACT of linear: y = x W^T + b and its gradients, with bits that depend on no batch size, tile or split.
+// THE CONTRACT of linear: y = x W^T + b and its gradients. Their bits are the same for every batch size, tile size and
+// split of the work.
 // Rule numbers refer to docs/numerics.md.
 //
 // Dot product over an index i of `count` elements (rule 1): one fp32 accumulator from +0 takes ascending steps of 16
 // indices, counted from the first index. A short last step is padded with +0. The arithmetic decides what one step
 // computes. math/mma_model.h defines a step for each matrix unit (Arithmetic). IEEE is one fma per index, ascending;
 // fp32 operands always use IEEE.
-//   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even. Without a bias there is
-//              no addition.
+//   y[m, n]  = round(fl(dot_k(x[m, k], weight[n, k]) + bias[n]))    to out_dtype, nearest even. Without a bias, nothing
+//              is added.
 //              With k_segments S > 1 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These are
 //              fp32 additions of S dot products over K / S consecutive indices each (rule 2).
-// With `start` the accumulator begins at its value instead of +0. A contraction may be cut at multiples of 16. Each
-// further
-//              part then starts from the fp32 y of the part before, and the result has the bits of one product
+//   With `start`, the accumulator begins at start[m, n] instead of +0. So a product may be computed in parts, which are
+//              cut at multiples of 16 in k. Each part but the first starts from the fp32 y of the previous part. The
+//              result has the bits of a single product
 //   dx[m, k] = round(dot_n(dy[m, n], weight[n, k]))                 to dx_dtype. If y has another dtype, the caller
 //              rounds dy to dtype first, for dx, dw and db alike. `start` works as for y
 //   dw[n, k] = fold over blocks of 8192 rows (rule 9). Block b is dot_m(dy[m, n], x[m, k]) over its rows. The first
 //              block is added to main_grad[n, k] if given, else taken unchanged. Each later block is added to the
 //              result in fp32, ascending. The result is rounded to dweight's dtype at the end
 //   db[n]    = the same fold over blocks of 8192 rows. A block has 128 groups of 64 consecutive rows. Each group is an
-//              ascending chain of fp32 additions from +0. A perfect binary tree over their index combines the groups;
+//              ascending chain of fp32 additions from +0. A perfect binary tree over the groups' index adds the groups;
 //              missing rows and groups are +0
-//   tree_sum = round(fl(scale * tree over parts + bias[column])), with the tree and the rounding of y under k_segments.
-//              scale is one fp32 multiplication, left out where it is 1
+//   tree_sum = round(fl(scale * tree over parts + bias[column])), with the tree and the rounding of y with k_segments.
+//              The fp32 multiplication by scale is left out where scale is 1
 //
-// A row of y or dx has the same bits for any number of rows, any position and stride, and on every kernel of one
-// arithmetic. An empty sum is +0, and a zero dot product of a matrix unit is too. NaN results are canonical on the CPU;
-// on a GPU the matrix unit decides their bits. All functions enqueue on `stream`; they neither allocate nor
+// A row of y or dx has the same bits for any number of rows, any position and stride, and in every kernel of the same
+// arithmetic. An empty sum is +0. If a dot product of a matrix unit is zero, it is +0. NaN results are canonical on the
+// CPU; on a GPU the matrix unit decides their bits. All functions enqueue on `stream`; they neither allocate nor
 // synchronise. CPU backends ignore `stream`. With allow_vendor the hardware vendor's library may compute a product that
-// linear_vendor_products lists. On this GPU and version of the library, it was measured to have these bits and to take
-// less time: at every number of rows up to 1024, and at several numbers of each range beyond.
+// linear_vendor_products lists. The listed products were measured on the same GPU model and version of the library: the
+// library's result has these bits and takes less time. The measurements cover every number of rows up to 1024, and
+// several numbers of rows in each larger range.
 #pragma once
 
 #include <compare>
@@ -61,7 +63,7 @@ struct LinearParams {
   DType bias_dtype = DType::kBFloat16;
   DType out_dtype = DType::kBFloat16;  // dtype, kFloat32, or the other 16-bit type
   // Number of segments that in_features is cut into: 1, 2, 4 or 8. If it is not 1, in_features %
-  // (16 * k_segments) == 0. For a shard of a larger in_features it counts the shard's own segments.
+  // (16 * k_segments) == 0. For a shard of a larger in_features, k_segments is the number of the shard's own segments.
   int k_segments = 1;
   Arithmetic arithmetic = Arithmetic::kIeee;
   bool allow_vendor = true;
@@ -105,8 +107,9 @@ struct LinearWeightGradParams {
 };
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
-// Bytes that make a product faster, else 0: on sm_90, copies of operands whose rows do not begin at multiples of 16
-// bytes, in about 256 MiB at most. No bit depends on them. Params: those of the three products above.
+// Bytes of workspace that make a product faster, or 0 if none would. On sm_90 the workspace holds copies of operands
+// whose rows do not begin at multiples of 16 bytes, in about 256 MiB at most. No bit depends on the workspace. Params
+// is the struct of one of the three products above.
 template <class Params>
 std::int64_t linear_workspace_bytes(const Params& p, Device device);
 

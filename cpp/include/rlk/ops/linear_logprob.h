@@ -1,43 +1,44 @@
-// THE CONTRACT of linear_logprob: selected log-probability of a language model's head, without its logits in memory.
-// Rule numbers refer to docs/numerics.md.
+// THE CONTRACT of linear_logprob: selected log-probabilities from hidden states and the weight of a language model's
+// head, without all logits in memory. Rule numbers refer to docs/numerics.md.
 //
 // The logits of row i follow ops/linear.h, rounded once to logits_dtype (rule 8):
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) + bias[j]))
 // ops/logprob.h defines everything else for a row of these logits: statistics, lse, logprob, entropy, sum_p_sq, status,
 // and the stats form of a shard. So the outputs equal, bit for bit, those of logprob(linear(hidden, weight)), for any
-// number of rows, any shards of the vocabulary and any workspace. With LoRA the weight is weight + lora_scale * lora_b
-// lora_a, but this sum is never formed:
+// number of rows, any shards of the vocabulary and any size of the workspace. With LoRA the weight is
+// weight + lora_scale * lora_b lora_a, but this sum is never formed:
 //   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded
 //             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
 // One accumulator sums both products. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16,
-// then new steps of 16 over the rank. So a row has the bits of linear of [hidden, u] and [weight, lora_b], each padded
-// in this way.
-//   largest[i] = the lowest column id in [0, valid_vocab) of the largest x[i, j], with +0 equal to -0. It is the id of
-//                a greedy row of ops/sample.h. `largest` is -1 where that row has a nonzero status (a NaN, +Inf, only
-//                -Inf,
-//                |x| from about 1.4e6 on). Neither logit_scale nor softcap nor temperature is applied, since
+// then new steps of 16 over the rank. So a row has the bits of linear on the concatenations [hidden, u] and
+// [weight, lora_b], each operand padded in this way.
+//   largest[i] = the lowest column id in [0, valid_vocab) whose x[i, j] is the largest, with +0 equal to -0.
+//                ops/sample.h gives the same id for a greedy row. `largest` is -1 where such a greedy row has a nonzero
+//                status (a NaN, +Inf, only -Inf, |x| from about 1.4e6 on). Neither logit_scale nor softcap nor
+//                temperature is applied, since
 //                they do not change the order.
-// A row with target == ignore_index takes part in nothing: hidden[i] is not read, and its outputs and dhidden[i] are 0,
-// whatever weight holds. Its `largest` has no meaning.
+// A row with target == ignore_index is left out of everything: hidden[i] is not read, and its outputs and dhidden[i]
+// are 0, whatever weight holds. Its `largest` has no meaning.
 //
-// Backward computes the logits again. g[i, j] = dlogits of ops/logprob.h, rounded once to dtype (the operands').
+// Backward computes the logits again. g[i, j] = dlogits of ops/logprob.h, rounded once to dtype, the type of the
+// operands.
 //   dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]))   over the columns of the vocabulary, ascending (rule 1).
 //                   With dh_segments = 8 the dot product is ((d0 + d1) + (d2 + d3)) + ((d4 + d5) + (d6 + d7)). These
 //                   are fp32 additions (rule 2) of one dot product for each of the vocabulary's eight parts (rule 5).
 //                   A shard takes the subtree of its parts. A part without columns in memory is +0
-//   dweight, dbias: those of ops/linear.h for dy = g and x = hidden: blocks of 8192 rows, main_grad (rule 9). Ignored
-//                   rows are zero operands.
+//   dweight, dbias: dw and db of ops/linear.h for dy = g and x = hidden, with blocks of 8192 rows and main_grad
+//                   (rule 9). Ignored rows enter as zeros.
 //   With LoRA: v[i, r] = round(fl(lora_scale * fl(dot_j(g[i, j], lora_b[j, r]))))      over the columns, ascending
 //              dhidden[i, k] = round(dot_j(g[i, j], weight[j, k]) continued over r with v[i, r], lora_a[r, k])
 //              dlora_b is the dweight of ops/linear.h for dy = g and x = u; dlora_a is that for dy = v and x = hidden.
-//              With dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, which the tree
-//              adds. dlora_a folds the parts that have columns, ascending, and each part's blocks of 8192 rows in turn.
-//              Each step is one fp32 addition, and the result is rounded at the end.
-//              Over shards, dlora_a and, with dh_segments = 1, dhidden are shares of sums. Each shard computes its
-//              share with its own v.
-// The workspace and its size decide how much is computed at once, never a bit. Until the call is done, dweight without
-// main_grad may hold anything.
+//              With dh_segments = 8 each part of the vocabulary has its own v and its own continued sum, and the tree
+//              adds these sums. dlora_a folds the parts that have columns, ascending, and each part's blocks of 8192
+//              rows in turn. Each step is one fp32 addition, and the result is rounded at the end.
+//              If the vocabulary is cut into shards, each shard's dlora_a is its share of a sum over the shards,
+//              computed with its own v. With dh_segments = 1, dhidden is such a share, too.
+// The size of the workspace decides how much is computed at once, but changes no bit. Without main_grad, dweight may
+// hold intermediate values until the call is done.
 #pragma once
 
 #include <algorithm>
@@ -76,14 +77,14 @@ struct LinearLogprobParams : LogprobParams {  // workspace: workspace_bytes byte
   std::int64_t workspace_bytes = 0;
 };
 
-// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `more`:
-// bytes that the usual workspace has beyond 256 MiB. These bytes are float32 sums of more rows than one block of 8192,
-// or, where rows of logits lie in memory, 256 MiB.
+// Range of workspace bytes: a call with fewer than `least` is refused, and more than `most` makes it no faster. `more`
+// is the number of bytes that usual_workspace adds to 256 MiB. In a backward these bytes hold float32 sums for more
+// rows than one block of 8192. In a forward that stores rows of logits, `more` is 256 MiB.
 struct WorkspaceRange {
   std::int64_t least = 0, most = 0, more = 0;
 };
-// Workspace bytes of a call whose caller names no limit: `more`, and 256 MiB for everything else. A call whose other
-// arrays nearly fill 256 MiB gets a quarter more than the least.
+// Workspace bytes of a call whose caller names no limit: `more`, and 256 MiB for all other arrays. If the other arrays
+// need nearly 256 MiB or more, they get a quarter more than their least size.
 inline std::int64_t usual_workspace(const WorkspaceRange& range) {
   constexpr std::int64_t kUsual = 256 << 20;
   const std::int64_t others = range.least - range.more;

@@ -3,13 +3,13 @@
 //
 // The logits of row i are y of ops/linear.h, rounded once to out_dtype, in the product's arithmetic. ops/sample.h
 // defines everything else for rows of these logits. So ids, log-probabilities and status equal, bit for bit, those of
-// sample(linear(x, weight, bias)), for any number of rows and any workspace. A row whose top_k exceeds
-// kLinearSampleTopK has kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each keep the first
-// ranks of the same ranking.
+// sample(linear(x, weight, bias)), for any number of rows and any size of the workspace. A row whose top_k exceeds
+// kLinearSampleTopK has the status kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each
+// keep the first ranks of the same ranking.
 //
-// The call takes as many rows at a time as the workspace has room for their logits: first their product, then their
-// draw. A fused kernel of few rows stores no logits.
-// The workspace and its size decide how much is computed at once, never a bit.
+// The call computes the logits of some rows in the workspace, as many as it has room for, then draws these rows'
+// tokens, and goes on to the next rows. A fused kernel for few rows stores no logits. The size of the workspace decides
+// how much is computed at once, but changes no bit.
 // The call enqueues on `stream`; it neither allocates nor synchronises. The operator runs where linear and sample run.
 #pragma once
 

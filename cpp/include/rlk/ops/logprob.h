@@ -1,9 +1,9 @@
-// THE CONTRACT of logprob: selected log-probability from logits, forward, vocabulary-parallel and backward.
+// THE CONTRACT of logprob: log-probabilities of target tokens from logits, forward, vocabulary-parallel and backward.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Row i, column j (a global column: vocab_start + local column), x = logits[i, j], T = temperature of the row:
-//   z = fl(x * logit_scale). Under a softcap h = tanh(fl(z * fl(1 / softcap))) and z = fl(softcap * h); +-Inf stays
-//   +-Inf, since an infinity marks a column and is no value
+//   z = fl(x * logit_scale). With a softcap, h = tanh(fl(z * fl(1 / softcap))) and z = fl(softcap * h). +-Inf stays
+//   +-Inf, since an infinite logit is a marker (such as -Inf for a forbidden column), not a value
 //   c = fl(log2e / T);  columns >= valid_vocab are missing, and so are columns outside a non-empty kept set
 //   leaf statistics (m, S, E, Q), leaves, parts and tree follow rules 4 and 5 (math/softmax_stats.h)
 //   lse      = fl(ln2 * fl(m + log2 S))                                          natural log of sum_j exp(z_j / T)
@@ -16,10 +16,10 @@
 //   a = fl(fma(-dentropy, entropy, dlse) * k);  b = fl(fl(-dentropy * ln2) * k);  g = fl(dlogprob * k)
 //   w_j = fma(b, max(t_j, -127), fl(a - g))
 //   dz_j = fma(p_j, w_j, 0)                                                      j != y
-//   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    keeps 1 - p_y of a confident token
+//   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(-g * expm1(fl(ln2 * t_y))))    accurate for p_y near 1
 //   dlogits_j = dz_j, or fl(dz_j * fma(-h_j, h_j, 1)) under a softcap (0 where z_j = -Inf); rounded to dtype
-// Label smoothing by e = label_smoothing over n = valid_vocab columns; e = 0 means none. It does not allow kept sets,
-// entropy or sum_p_sq:
+// Label smoothing by e = label_smoothing over n = valid_vocab columns; e = 0 means none. Kept sets, entropy and
+// sum_p_sq are not allowed with it:
 //   Z = sum of the z_j of all valid columns, +-Inf included, by rule 5's chains, leaves, parts and tree from +0. A
 //       missing column is +0. The stats form stores Z in place of Q
 //   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where either operand is NaN
@@ -27,12 +27,14 @@
 //   dz_j and dz_y get the further addend d where d is not 0: dz_j = fma(p_j, w_j, d), and for the target
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))
 // So -logprob is the cross-entropy against a label with weight 1 - e on the target plus e spread evenly over all
-// columns. A row whose dlogprob, dlse and dentropy are all 0 gets +0 and is not read. A bad target makes g NaN where
-// dlogprob is not 0. Columns past valid_vocab and columns not kept get +0, even in NaN rows.
-// Row i has the same bits for any number of rows, any stride and any shard count. With Exp::kPortable it has them on
-// every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every gradient +0.
-// A row with any status bit but kLabelMasked has logprob NaN. Only kBadTarget leaves lse, entropy and sum_p_sq valid.
-// Both functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// columns. A row whose dlogprob, dlse and dentropy are all 0 gets gradients of +0 and is not read. A bad target makes g
+// NaN where dlogprob is not 0. Columns past valid_vocab and columns not kept get +0, even in NaN rows.
+// Row i has the same bits for any number of rows, any stride and any shard count. With Exp::kPortable it also has the
+// same bits on every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every
+// gradient +0.
+// If a status bit other than kLabelMasked is set, the row's logprob is NaN. Its lse, entropy and sum_p_sq are then NaN,
+// too, except that kBadTarget leaves them valid. Both functions enqueue on `stream`; they neither allocate nor
+// synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +46,7 @@ namespace rlk {
 // The exponential of softmax statistics (rule 3).
 enum class Exp : std::uint8_t { kPortable, kHardware };
 
-// Bits of status[i]. A row is NaN where any bit but kLabelMasked is set.
+// Bits of status[i]. logprob is NaN where a bit other than kLabelMasked is set.
 enum LogprobStatus : std::int32_t {
   kOk = 0,
   kBadTarget = 1,        // target outside [0, valid_vocab) and not ignore_index
@@ -68,9 +70,10 @@ RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
   return i == kNumParts || cut > vocab_size ? vocab_size : cut;
 }
 
-// The parts that columns [start, start + columns) of a vocabulary hold. They must be a whole, aligned power of two of
-// parts, so that their tree is a subtree of the row's. Columns past valid_vocab need not be in memory, and a whole row
-// may be wider than the vocabulary. If there is no such range of parts, count is 0.
+// The parts that columns [start, start + columns) of a vocabulary hold. The columns must be 1, 2, 4 or 8 whole parts,
+// and the first part's number a multiple of this count. The tree over these parts is then a subtree of the row's tree.
+// Columns past valid_vocab need not be in memory, and a whole row may be wider than the vocabulary. If the columns are
+// no such range of parts, count is 0.
 struct PartRange {
   int first = 0, count = 0;
 };
@@ -88,13 +91,13 @@ inline PartRange parts_of_columns(std::int64_t vocab_size, std::int64_t valid_vo
   return {};
 }
 
-// The meaning of one row, shared by forward and backward.
+// Inputs that say what a row is, for forward and backward alike.
 struct LogprobInput {
   const void* logits = nullptr;                // [num_rows, num_columns], dtype; columns contiguous, any alignment
   const void* target = nullptr;                // [num_rows], target_dtype; global column ids
   const float* temperature = nullptr;          // [num_rows], or null: temperature_value for every row
   const std::int32_t* kept_ids = nullptr;      // [kept_offsets[num_rows]], global column ids, any order
-  const std::int64_t* kept_offsets = nullptr;  // [num_rows + 1], or null: nothing is restricted
+  const std::int64_t* kept_offsets = nullptr;  // [num_rows + 1], or null: no row has a kept set
   DType dtype = DType::kFloat32;               // kFloat32, kBFloat16, kFloat16
   DType target_dtype = DType::kInt64;          // kInt32, kInt64
   Exp exp = Exp::kPortable;
@@ -119,7 +122,7 @@ struct LogprobParams : LogprobInput {
   float* entropy = nullptr;
   float* sum_p_sq = nullptr;
   std::int32_t* status = nullptr;
-  // Vocabulary-parallel form: the subtree of this shard's parts, [num_rows, 5], in place of the outputs above.
+  // Vocabulary-parallel form: the statistics of this shard's subtree, [num_rows, 5], in place of the outputs above.
   // A row with a nonzero status has m = NaN, and S holds the status bits. m = -Inf with target z = +Inf marks an
   // ignored row. target z is NaN if the target is in another shard.
   float* stats = nullptr;

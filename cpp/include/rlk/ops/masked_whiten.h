@@ -1,6 +1,6 @@
-// THE CONTRACT of masked_whiten: shifts and scales the tokens that count to mean 0 and variance 1, over all sequences
-// of a batch. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they
-// show.
+// THE CONTRACT of masked_whiten: shifts and scales the values of the tokens that count, so that their mean is 0 and
+// their variance is 1 over all sequences of a batch. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with
+// the roundings and the order that they show.
 //
 //   sum(f) : for a sequence, the perfect binary tree over its positions (math/tree_sum.h), +0 for tokens that do not
 //            count. The sum of the batch is the tree over the sums of its sequences.
@@ -8,15 +8,15 @@
 //   a, b   : powers of two, a <= 1 <= b, from the least and the largest x (math/moment_scale.h); 1 where all x are
 //            equal
 //   d      = fl(fl(a x) - fl(a mean))
-//   v      = fl(sum(fl(e * e)) / (n - 1)), e = fl(b d), in two passes; without `unbiased` divided by n. Then
-//   fl(fl(v / b) / b)
+//   v      = fl(sum(fl(e * e)) / (n - 1)), e = fl(b d), in two passes; the divisor is n without `unbiased`. Then v
+//            becomes fl(fl(v / b) / b)
 //   var    = fl(fl(v / a) / a)
 //   rstd   = fl(1 / fl(sqrt(fl(v + fl(fl(eps a) a)))))
 //   y      = fl(d * rstd), or, without shift_mean, fl(fl(d * rstd) + mean); +0 where a token does not count
-// So y is right for all finite x whose sum is finite, whether or not their squares are in range. A var that is too
-// large is +Inf. Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN. If all tokens that
-// count are equal, or only one counts, mean is their value (+0 for -0), and var and every d are +0. If n = 0, mean and
-// var are +0.
+// So y is right for all finite x whose sum is finite, even where squares of x would overflow or underflow. A var too
+// large for a float is +Inf. Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN. If all
+// values that count are equal, or a single token counts, mean is this value (+0 for -0), and var and every d are +0. If
+// n = 0, mean and var are +0.
 // Values of tokens that do not count are never used. Trailing padding changes no bit, and padded and packed sequences
 // have the same bits, at any stride and on every backend. A NaN that counts makes every y that counts NaN. NaN outputs
 // are canonical. The call enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With

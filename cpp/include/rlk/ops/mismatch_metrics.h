@@ -1,5 +1,5 @@
 // THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from the
-// sampling engine's. Rule numbers refer to docs/numerics.md. Metrics that verl also has use verl's formulas;
+// sampling engine's. Rule numbers refer to docs/numerics.md. A metric that verl has, too, uses verl's formula;
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
 // exp and expm1 come from math/.
 //
@@ -8,21 +8,22 @@
 // number of a sequence's tokens. With rollout_neutral, y is x and d is +0 where logprob_rollout is NaN; only
 // differing_fraction and nonfinite_fraction still count such a token.
 //   c      = min(max(d, -limit), limit)
-//   P      = 0 - expm1(x), which is 1 minus the probability. Where the sum of exp(x) over all tokens is the smaller of
-//            the two sums, P = exp(x). So P keeps the digits in which probabilities can differ. Q is the same for y
+//   P      = 0 - expm1(x), which is 1 minus the probability. But P = exp(x) if the sum of exp(x) over all tokens is
+//            smaller than the sum of 0 - expm1(x). So P keeps the digits in which probabilities can differ. Q is
+//            computed in the same way from y
 // Metrics of tokens; sum(f) adds over a sequence, then over sequences
 //   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train));
 //   k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N
-//   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token has no digits where ratios are small
+//   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token loses digits where ratios are small
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/tokens/central_moments.h. It is
-//                 negated where P and Q have different forms, so it is the correlation of the probabilities. It is 0
-//                 where V_P or V_Q is 0, as for a constant
-//   differing_fraction: tokens whose x and y have different bits (all NaN count as one);
-//   nonfinite_fraction: tokens whose d is NaN or Inf
-//   largest is the largest number, so k3 of an infinite d is an infinity
-//   histogram: fractions of tokens by d, with the edges mismatch_edge. An edge belongs to the bin above it; a NaN is in
-//   no bin
+//                 negated if P and Q have different forms, so the result is the correlation of the probabilities. It is
+//                 0 where V_P or V_Q is 0, as for a constant
+//   differing_fraction: fraction of tokens whose x and y have different bits (all NaNs count as equal)
+//   nonfinite_fraction: fraction of tokens whose d is NaN or Inf
+//   `largest` is the largest finite number, so k3 of an infinite d is an infinity and not NaN
+//   histogram: fractions of tokens whose d lies in each bin; mismatch_edge gives the edges between bins. An edge
+//   belongs to the bin above it; a NaN is in no bin
 // Metrics of sequences: a = -(sum(x) / n), b = -(sum(y) / n), g = -(sum(d) / n). Means are over the S sequences
 //   ppl_train = mean(exp(a)); ppl_rollout = mean(exp(b)); log_ppl_train = mean(a); log_ppl_rollout = mean(b)
 //   ppl_ratio = mean(exp(g)); log_ppl_diff_mean = mean(g), _abs_mean = mean(|g|), _min, _max
@@ -40,8 +41,8 @@
 namespace rlk {
 
 constexpr int kMismatchBins = 9;
-// The edge between bins i and i + 1: -1, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1. The edges are a function because
-// device code may address no table.
+// The edge between bins i and i + 1: -1, -0.1, -0.01, -0.001, 0.001, 0.01, 0.1, 1. A function returns the edge because
+// device code cannot read a constant table of the host.
 RLK_HD constexpr float mismatch_edge(int i) {
   return i == 0   ? -1.0f
          : i == 1 ? -0.1f

@@ -1,11 +1,12 @@
-// THE CONTRACT of optimal_token_baseline (OTB): each token's return less a baseline of its position in the group. The
-// baseline weights returns by the variance of their gradients. Rule numbers refer to docs/numerics.md. Formulas are in
-// fp32, in the order shown, with one rounding per operation; exp comes from math/. rlk/tokens.h defines sequences.
+// THE CONTRACT of optimal_token_baseline (OTB): each token's return minus a baseline for the token's position in its
+// group. The baseline is a mean of the group's returns, weighted by the variance of their gradients. Rule numbers refer
+// to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp comes from math/.
+// rlk/tokens.h defines sequences.
 //
 // A token t of a sequence counts where its mask is not zero; l = logprob, q = sum_p_sq, s = importance weight:
-//   w = max((1 - 2 exp(l)) + q, +0); with importance weights that is multiplied by fl(s s)
-//   G = sum of the rewards that count from t on. Rewards given per sequence are rewards of its last token
-//   W = sum of the w that count up to t
+//   w = max((1 - 2 exp(l)) + q, +0); with importance weights, this w is multiplied by fl(s s)
+//   G = sum of the rewards that count from t on. If one reward is given per sequence, G is this reward
+//   W = sum of w over the tokens that count, up to and including t
 //   n  = number of sequences in the group, those without a token included; N = number of a sequence's tokens that count
 //   B = fl(num / fl(den + eps)), num = fma(G, W, num), den = fl(den + W), from +0, ascending by index over the group's
 //       sequences that have a counting token at t. B is +0 where n = 1. With zero_tail: if one sequence's N is larger
@@ -14,8 +15,8 @@
 //   advantage = fl(G - B),  returns = G; both are +0 where a token does not count
 // Order of G and W. Chunks are 256 tokens, [256 k, 256 k + 256) of a sequence. A token that is missing or does not
 // count is +0.
-//   W: for h = 1, 2, 4, ..., 128: x_i becomes fl(x_i + x_{i-h}), for the whole chunk at once, +0 before its first
-//      token; then W_i = fl(W at the end of the previous chunk + x_i), from +0
+//   W: for h = 1, 2, 4, ..., 128: x_i becomes fl(x_i + x_{i-h}), for the whole chunk at once, with +0 before the chunk;
+//      then W_i = fl(W at the end of the previous chunk + x_i), from +0
 //   G: the same from last to first: x_i becomes fl(x_i + x_{i+h}); G_i = fl(G at the first token of the next chunk
 //      + x_i)
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A group has the same bits at
@@ -50,8 +51,8 @@ struct OptimalTokenBaselineParams {
 };
 std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, Device device);
 // Offsets and group cuts that do not ascend are an InvalidArgument on the CPU. On a GPU the sequences next to such a
-// cut have NaN, groups are cut short, and no memory outside the arrays is touched. Slots outside every sequence or
-// group are not written.
+// cut have NaN outputs, groups are cut short, and no memory outside the arrays is touched. Slots outside every sequence
+// or group are not written.
 void optimal_token_baseline(const OptimalTokenBaselineParams& p, Device device, Stream stream);
 
 }  // namespace rlk

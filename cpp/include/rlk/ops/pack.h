@@ -1,20 +1,21 @@
-// THE CONTRACT of pack and unpack: pack copies padded arrays [num_sequences, num_tokens, ...] to packed ones
-// [capacity, ...], where sequences follow one another without padding; unpack copies them back. Both operators move
-// bytes, so NaNs keep their bits.
+// THE CONTRACT of pack and unpack: pack copies padded arrays [num_sequences, num_tokens, ...] to packed arrays
+// [capacity, ...], in which sequences follow one another without padding. unpack copies packed arrays back to padded
+// arrays. Both operators copy bytes, so NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
-//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written for a mask alone).
-//   The CPU throws InvalidArgument if unpack gets other positions for a row with tokens
+//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written with a mask alone).
+//   On the CPU, unpack throws InvalidArgument if a row with tokens has positions that no mask gives
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
 //   status          : bit 0: a length was out of range and is clamped; bit 1: there are more tokens than `capacity`
-// The CPU throws InvalidArgument in both cases before it writes anything.
-// pack:   packed[cu_seqlens[i] + p] = padded[i, t] for each p below the row's length by cu_seqlens. Here t = p; with
-//         positions, t is the token with positions[i, t] = p. packed[cu_seqlens[num_sequences] ...] = fill.
-// unpack: padded[i, t] = packed[cu_seqlens[i] + p] with the same t and p, and fill where there is no such token.
-// The real number of tokens, cu_seqlens[num_sequences], stays on the device; `capacity` is the caller's bound. The CPU
-// throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A GPU takes
-// length 0 for invalid offsets, and the first num_tokens tokens of a longer sequence.
+// If a bit would be set, the CPU throws InvalidArgument instead, before it writes anything.
+// pack:   packed[cu_seqlens[i] + p] = padded[i, t] for each p below cu_seqlens[i + 1] - cu_seqlens[i]. Without
+//         positions t = p; with positions, t is the token with positions[i, t] = p.
+//         packed[cu_seqlens[num_sequences] ...] = fill.
+// unpack: padded[i, t] = packed[cu_seqlens[i] + p] with the same t and p; fill for all other t.
+// The real number of tokens, cu_seqlens[num_sequences], stays on the device; `capacity` is the caller's upper bound for
+// it. The CPU throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A
+// GPU takes length 0 for invalid offsets, and copies the first num_tokens tokens of a longer sequence.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
@@ -56,7 +57,8 @@ struct PackParams {
   std::int32_t num_arrays = 0;
   bool unpacks = false;
   // True if pack_layout made cu_seqlens and positions for these rows. Every packed token before the last offset then
-  // has a source. If false, packed tokens without a source are set to `fill`, which costs a launch.
+  // has a padded token as its source. If false, packed tokens without a source are set to `fill`, which costs one more
+  // kernel launch.
   bool covered = true;
   Offsets cu_seqlens;                       // [num_sequences + 1]
   const std::int32_t* positions = nullptr;  // [num_sequences, num_tokens] or null

@@ -4,64 +4,71 @@
 // and sigmoid come from math/. Minimum and maximum return their first operand unless the second is strictly better,
 // so a NaN in the first operand stays.
 //
-// x * y is fl(x y), and +0 for zero times infinity, which is the limit of such products. A term whose coefficient is 0
-// is in no sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob (l itself if
-// there is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n is the number of a sequence's
-// tokens; sum() adds over these.
+// In the formulas x * y is fl(x y), but +0 for zero times infinity, which is the limit of such products. A term whose
+// coefficient is 0 is left out of every sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob,
+// o = old_logprob (l itself if there is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n
+// is the number of a sequence's tokens; sum() adds over these.
 //
-// Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit holds:
+// Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit cuts x:
 //   kToken      x = limited(fl(l - o))
-//   kSequence   x = limited(sum(fl(l - o)));  kGeometric: that sum / n, before it is limited
+//   kSequence   x = limited(sum(fl(l - o)));  kGeometric x = limited(sum(fl(l - o)) / n)
 //   limited(x) = min(max(x, log_ratio_min), log_ratio_max)
 //   kGeometricClip sums min(fl(l - o), clip_high) for A > 0, max(fl(l - o), clip_low) for A < 0, 0 for A = 0
-//   kGamma sums fl(l - o), limited to +-20. With importance weights it sums fl(log w), limited to [ln 1e-8, 20], too.
-//   kGamma limits x to [ln 1e-8, 20]
-// Policy term P, with slope P_x along x and slope P_l along l. Where A = 0 there is no term and no slope:
+//   kGamma sums fl(l - o), limited to +-20. With importance weights, it adds the sum of fl(log w), limited to
+//     [ln 1e-8, 20]. kGamma limits x to [ln 1e-8, 20]
+// Policy term P, with slope P_x along x and slope P_l along l. For A = 0, P and its slopes are 0; kGeometricClip alone
+//   keeps its P:
 //   kRatio          p1 = -A min(r, ratio_cap), p2 = -A min(max(r, clip_low), clip_high); P = max(p1, p2). For A < 0
-//                   P = min(P, fl(-A dual_clip)). P_x = -A r' of the chosen operand, p1 if both are equal. P_x = 0
-//                   where that operand does not depend on r
+//                   P = min(P, fl(-A dual_clip)). P_x = -A r' of the operand that P equals, and p1 if p1 = p2. P_x = 0
+//                   where this operand does not depend on r
 //   kWeighted       P = ((-w) A) * l, P_l = (-w) A, w = min(max(r, clip_low), clip_high)
-//   kLogprob        the same, w = 1
+//   kLogprob        kWeighted with w = 1
 //   kSigmoid        s = sigmoid(t (r - 1)), t = tau_positive for A > 0, else tau_negative; P = (-(s (4/t))) A,
 //                   P_x = -A ((4 s sigmoid(-t (r - 1))) * r')
 //   kGeometricClip  P = -(sum(A) / n) r for every token. With importance weights
 //                   r = exp(fl(x + sum(log(w + 1e-10)) / n)). P_l = P where A is not 0 and the log-ratio is not
 //                   clipped, else 0
-//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), or 0 where that is infinite; A >= 0 selects k
-//                   and lambda
-//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are;
+//   kGamma          kWeighted with w = exp((lambda + k x) - lambda r), or 0 where that is infinite; A >= 0 selects
+//                   k_positive and lambda_positive, A < 0 k_negative and lambda_negative
+//   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are infinite;
 //                   P_l = -(A - quadratic d)
-// Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. importance_level takes d
-// itself, its sum or its mean, limited to +-importance_limit; e = exp(d). w = min(max(e, low), high). With
-// importance_mask w = e in [low, high] and 0 outside. kGiven takes `importance` itself. With gate, w = 0 for a sequence
-// whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l become P * w, P_x * w, P_l * w; kGamma and
-// kGeometricClip use w as above instead. A 0 of the gate or of the drop below gives 0, whatever the terms are. With
-// rollout_neutral, a difference to a NaN m is +0, so the token's weight is 1 within its bounds.
-// Drop: if sum(fl((m or o) - l)) / n of a sequence is not <= drop_above, tokens with A < 0 lose their policy terms.
-// KL term K of e = limited(fl(f - l)) (+-kl_input_limit), with slope K_l, which is 0 where a limit holds:
-//   k1, k2, k3, abs: as in ops/kl.h. With kl_straight_through K_l = fl(l - f) even where a limit holds. With
+// Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. By ImportanceLevel, d
+// becomes d itself, its sum or its mean over the sequence, limited to +-importance_limit; e = exp(d).
+// w = min(max(e, low), high). With importance_mask w = e in [low, high] and 0 outside. With kGiven, w is the value of
+// `importance`. With gate, w = 0 for a sequence whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l
+// become P * w, P_x * w, P_l * w; kGamma and kGeometricClip use w in their formulas above instead. Where the gate, or
+// the drop below, sets a term to 0, the result is 0, even if the term is NaN. With rollout_neutral, d is +0 where m is
+// NaN, so the token's weight is 1, limited by its bounds.
+// Drop: if sum(fl(o - l)) / n of a sequence is not <= drop_above, its tokens with A < 0 lose their policy terms. With
+// drop_by_rollout, m replaces o.
+// KL term K of e = fl(f - l), limited to +-kl_input_limit. The slope K_l is 0 where a limit cuts e or K:
+//   k1, k2, k3, abs: as in ops/kl.h. With kl_straight_through K_l = fl(l - f) even where a limit cuts. With
 //   kl_gradient_ratio K_l becomes K_l * min(r, kl_gradient_ratio).
-//   With kl_times_ratio the term is K * r with its slope. For k3 it uses G and the closed form of kOldLogprob in
-//   ops/kl.h. G = exp(fl(f - o)) where r is a token's and no limit holds, else exp(fl(x + e)). Where the ratio's limit
-//   holds the slope is K_l * r; for k3 with e > 16 it is min(r, largest) - G.
+//   With kl_times_ratio the term is K * r, with the slope of this product. For k3, its formulas are those of
+//   kOldLogprob in ops/kl.h, with G and the closed form. G = exp(fl(f - o)) where r is a token's ratio and no limit
+//   cuts, else exp(fl(x + e)). Where a limit cuts the ratio, the slope is K_l * r; for k3 with e > 16 it is
+//   min(r, largest) - G.
 //   With kTimesOwnRatio r is exp(fl(l - o)) here, whatever the ratio of P is. K and K_l are those of kOldLogprob, and a
 //   token's K gives no gradient to other tokens.
 //   K is then limited to +-kl_limit
 // Selected tokens are those whose element of `selected` is not zero. They add fl(selected_kl w) * |fl(l - o)| to P and
-// its slope to P_l; with selected_drops they have no policy term instead. An infinite P does not change.
-// With token_weight u of each token, P, P_x, P_l, K and its slope after the limit, and H each become fl(u x). In the
-// sums of the shared gradient A becomes fl(u fl(A w)). The K that kl_times_ratio passes to other tokens becomes fl(u
-// K). kGeometricClip takes no token_weight. D and n still count every token.
-// Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean. It
-// is 0 where D or n is 0, and NaN where D is negative, subnormal, infinite or NaN. D is the denominator if given, else
-// the number of tokens, of sequences, or of sequences that have a token. A weight of 0 gives 0, whatever it multiplies.
+// its slope to P_l; with selected_drops they have no policy term instead. An infinite P stays as it is.
+// With token_weight u of each token, each value v of P, P_x, P_l, H, K and K's slope (both after the limit) becomes
+// fl(u v). In the sums of a sequence's shared gradient (see Gradient), A becomes fl(u fl(A w)). The K that
+// kl_times_ratio passes to other tokens becomes fl(u K). kGeometricClip takes no token_weight. D and n still count
+// every token.
+// Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
+// sequence_mean. q is 0 where D or n is 0, and NaN where D is negative, subnormal, infinite or NaN. D is the
+// denominator if given, else the number of tokens, of sequences, or of sequences that have a token. A product with a
+// weight of 0 is 0, even if the other factor is infinite or NaN.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l). If the ratio is a sequence's and straight_through is not
-// set, all its tokens have the same P_x: sum(w P_x) times 1, or times 1 / n for kGeometric. Its only sums are sum(w A)
-// over A > 0 or NaN, and sum(w A) over A < 0. Dropped selected tokens are in neither sum, and P_x is 0 where a sum is
-// 0. kl_times_ratio passes K to all tokens of such a sequence, with the share h = 1 or 1 / n. A token's own K gives
-// fl(fl(h min(K, largest)) + K_l) * r, or fl(-(e * r) - fl(1 - h) * (K r)) for k3. The other tokens' K give fl(h
-// r') * fl(sum(K) - K), or +0 where K is infinite. Both take the K of min(e, 80). d_entropy = -entropy_coef weight. With
-// entropy_token_mean the weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
+// set, all tokens of the sequence share one P_x: sum(w P_x), or sum(w P_x) / n for kGeometric. It is computed from two
+// sums: sum(w A) over A > 0 or NaN, and sum(w A) over A < 0. Selected tokens that are dropped are in neither sum. A sum
+// of 0 adds 0 to P_x, whatever the ratio is. With kl_times_ratio, each K of such a sequence gives a gradient to all its
+// tokens, with the share h = 1, or 1 / n for kGeometric. A token's own K gives fl(fl(h min(K, largest)) + K_l) * r, or
+// fl(-(e * r) - fl(1 - h) * (K r)) for k3. The other tokens' K give fl(h r') * fl(sum(K) - K), or +0 where K is
+// infinite. Both formulas take the K of min(e, 80). d_entropy = -entropy_coef weight. With entropy_token_mean the
+// weight of H is entropy_scale / number of tokens. A masked token has gradient +0.
 // Loss: each sequence's sum(P), sum(K) and sum(H) times its weight, summed over sequences, give policy, kl and entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
@@ -118,7 +125,7 @@ struct PolicySpec {
   std::int32_t rollout_neutral = 0;
 };
 
-// Outputs in addition to the loss, in this order. Means are over tokens, and are 0 without tokens.
+// Elements of `metrics`, in this order. Means are over tokens, and are 0 if no token counts.
 enum PolicyMetric : int {
   kPolicyMetricLoss,
   kPolicyMetricPolicyLoss,  // this metric and the next two: weighted as the loss is, without coefficients

@@ -11,13 +11,13 @@
 //     kJsDivergence: s = fl(ln2 + logsigmoid(x)), s' = sigmoid(-x)
 //     kAlphaDivergence, c = alpha - 1: t = min(fl(c x), 80); s = fl(expm1(t) / c), s' = exp(t), or 0 where t was cut
 //     kAlphaPo: t = fl(-alpha x), s = fl(-expm1(t) / alpha), s' = exp(t)
-//   with Average::kScore s = fl(s / n).  h = ds / dpolicy = s', or fl(s' / n) with either average
+//   with Average::kScore s = fl(s / n).  h = ds / dpolicy = s', or fl(s' / n) with kLogprob or kScore
 //   reward = fl(beta x); for kAlphaPo fl(beta s)
-// Where s_w and s_l are the same infinity, fl(s_w - s_l) is an infinity with the sign of fl(x_w - x_l), or 0 where
-// x_w = x_l.
+// Where s_w and s_l are the same infinity, fl(s_w - s_l) counts as an infinity with the sign of fl(x_w - x_l), or as 0
+// where x_w = x_l.
 // A pair has delta = fl(fl(s_w - s_l) - margin), z = fl(beta delta), c = fl(beta s_w) and r = fl(beta s_l). With
-// P(v) = logsigmoid(v), S(v) = sigmoid(v), e = label_smoothing and k = fl(1 - e), L is the loss and dz, dc, dr its
-// derivatives:
+// P(v) = logsigmoid(v), S(v) = sigmoid(v), e = label_smoothing and k = fl(1 - e), L is the loss. dz, dc, dr are the
+// derivatives of L along z, c, r, and g_w, g_l those along s_w, s_l:
 //   kSigmoid : L = fl(-fl(k P(z)) - fl(e P(-z)))             dz = fl(fl(e S(z)) - fl(k S(-z)))
 //              e = 0: without the e terms
 //   kHinge   : L = max(fl(1 - z), 0)                         dz = -1 where fl(1 - z) > 0, else 0
@@ -37,26 +37,26 @@
 //              dz = fl(fl(-fl(S(-z) o) - E) + fl(P(z) * m + E) * fl(o / tau)), or fl(E fl(fl(o / tau) - 1)) for an
 //              infinite E
 //   kOrpo    : u = -expm1(s_w), v = -expm1(s_l); z = fl(fl(s_w - s_l) - fl(M(s_w) - M(s_l))), 0 where u = v = 0;
-//              L = fl(-fl(beta P(z))), g = fl(beta / fma(exp(fl(s_w - s_l)), v, u)); g_w = -g, g_l = g * fl(u / v), 0
-//              where
-//              u = v = 0. In exact numbers |g_w| and |g_l| are beta S(-z) / u and beta S(-z) / v. L = g_w = g_l = 0 if
-//              the count of a side is below 1, since a side without a token has no odds
+//              L = fl(-fl(beta P(z))), g = fl(beta / fma(exp(fl(s_w - s_l)), v, u)); g_w = -g, g_l = g * fl(u / v),
+//              0 where u = v = 0. In exact numbers |g_w| and |g_l| are beta S(-z) / u and beta S(-z) / v.
+//              L = g_w = g_l = 0 if the count of a side is below 1, since a side without a token has no odds
 //              M(v) = log(1 - e^v): fl(ln2 log2(-expm1(v))) where v > -fl(ln 2), else log1p(-exp(v))
 //   others   : g_w = fl(beta fl(dc + dz)), g_l = fl(beta fl(dr - dz)); a derivative that a loss lacks is left out
-//   kKto     : no pairs, so sides may differ in number. K = max(kl, 0), NaN if kl is NaN. v = fl(beta fl(s - K)) for a
-//              chosen one, fl(beta fl(K - s)) for a rejected one. L = S(-v), g = -+ fl(beta fl(S(v) S(-v))), negative
-//              for chosen ones. At the end, L and g are multiplied by the side's weight. losses holds the losses of
-//              chosen answers, then of rejected answers
+//   kKto     : no pairs, so the sides may have different numbers of answers. K = max(kl, 0), NaN if kl is NaN.
+//              v = fl(beta fl(s - K)) for a chosen answer, fl(beta fl(K - s)) for a rejected answer. L = S(-v),
+//              g = -+ fl(beta fl(S(v) S(-v))), negative for a chosen answer. At the end, L and g are multiplied by the
+//              side's weight. losses holds the losses of chosen answers, then of rejected answers
 //   loss     = L; with aligned: weight = exp(fl(A_w + A_l)), A = fl(aligned / n) or aligned without counts,
 //              loss = L * weight; with nll_weight: loss = fl(loss - fl(nll_weight N)), N = fl(policy_w / n) or policy_w
-//   d_policy = g * h; with aligned, times weight; on the chosen side with nll_weight then fl(that - fl(nll_weight / n))
+//   d_policy = g * h; with aligned it is multiplied by weight. With nll_weight, d_policy of the chosen side then
+//   becomes fl(d_policy - fl(nll_weight / n))
 // Sorted losses (optimal transport) sort two arrays in ascending order, equal values by index, NaN last. For kAot these
 // are fl(policy_w - policy_l) and fl(ref_w - ref_l); for kAotUnpaired they are fl(policy - ref) of each side. Loss k is
-// kSigmoid's, with delta = the k-th value of the first array less the k-th of the second. ranks[0, i] is the place of
-// pair i in the first array, ranks[1, i] its place in the second array.
+// that of kSigmoid, with delta = the k-th value of the first array minus the k-th value of the second. ranks[0, i] is
+// the place of pair i in the first array, ranks[1, i] its place in the second array.
 //   metrics  = means of losses, chosen rewards, rejected rewards, margins fl(reward_w - reward_l) and of
 //              reward_w > reward_l. A mean is fl(sum / fl(num)) with the sum over pairs by math/tree_sum.h, or 0
-//              without pairs. For kKto the margin is the chosen mean less the rejected mean, and the last metric is
+//              without pairs. For kKto the margin is the chosen mean minus the rejected mean, and the last metric is
 //              NaN.
 // A NaN result is canonical. A pair has the same bits in any batch (except for the sorted losses), and on every
 // backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.

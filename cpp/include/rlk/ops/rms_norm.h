@@ -2,10 +2,10 @@
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Row i has K = columns values; column k:
-//   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual, and the norm is taken of
-//   it
-//   sum(f) : 256 virtual lanes. Lane (k / 8) % 256 is the chain f(k, s) over its columns, ascending, from s = +0. A
-//            perfect binary tree adds the lanes, missing ones +0; a zero sum is +0
+//   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual
+//   sum(f) : 256 virtual lanes. Column k belongs to lane (k / 8) % 256. A lane is the chain s = f(k, s) over its
+//            columns, ascending, from s = +0. A perfect binary tree adds the lanes; a lane without columns is +0. A
+//            zero sum is +0
 //   rstd   = fl(1 / fl(sqrt(fl(fl(sum(fma(h, h, s)) / K) + eps))))
 //   xhat   = fl(h * rstd);  w = weight, or fl(weight + weight_offset) where the offset is not 0; w = 1 without a weight
 //   y      = round(fl(xhat * w)); with round_before_weight round(fl(round(xhat) * w)). Both round to dtype, nearest
@@ -15,14 +15,14 @@
 //   dx     = round(fma(rstd, fma(-xhat, c, g), d_new_residual)) to dtype; this is the residual's gradient, too
 //   dw     = fold over blocks of 8192 rows (rule 9). A block has 128 groups of 64 consecutive rows. A group is the
 //            chain fma(dy, z, s), ascending from +0, where z is xhat, or round(xhat) with round_before_weight. A
-//            perfect binary tree over their index combines the groups, missing ones +0. The first block is added to
-//            main_grad if given, else taken unchanged. Each later block is added to the result, ascending. The result
-//            is rounded to dweight's dtype last
-// The derivative of a rounding is taken as 1: g stays fp32 under round_before_weight, and only dw uses the rounded
-// xhat. A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and stride. All
-// outputs have the same bits on every backend. NaN results are canonical. A NaN makes its row NaN. Squares that
-// overflow make rstd 0, so finite values give zeros and infinities give NaN. Other rows are not affected. The mean of
-// an empty row is +0.
+//            perfect binary tree over the groups' index adds the groups; a missing group is +0. The first block is
+//            added to main_grad if given, else taken unchanged. Each later block is added to the result, ascending. The
+//            result is rounded to dweight's dtype last
+// The derivative of a rounding is taken as 1. With round_before_weight, g is therefore not rounded, and dw alone uses
+// the rounded xhat. A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and
+// stride. All outputs have the same bits on every backend. NaN results are canonical. A NaN makes its row NaN. Squares
+// that overflow make rstd 0, so finite values give zeros and infinities give NaN. Other rows are not affected. The mean
+// of an empty row is +0.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 

@@ -1,4 +1,5 @@
-// THE CONTRACT of rope: rotary position embedding of queries and keys, and its transpose, which is its gradient.
+// THE CONTRACT of rope: rotary position embedding of queries and keys, and the transpose of this map, which gives its
+// gradient.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // The first rotary_dim columns of a head form rotary_dim / 2 pairs (a, b). Pair i is columns (i, i + rotary_dim / 2),
@@ -8,21 +9,25 @@
 //            cos_a = cos_b = cos[i], sin_a = sin_b = sin[i].
 //   row    : a token uses row position_ids[token] of the tables, or row `token` without position_ids. With three
 //            sections (multimodal RoPE), pair i belongs to section 0 where i < section_pairs[0], to 1 where
-//            i < section_pairs[0] + section_pairs[1], else to 2. It uses row position_ids[section, token], or row
-//            [section, token].
+//            i < section_pairs[0] + section_pairs[1], else to 2. The pair uses row position_ids[section, token] of the
+//            tables, or row [section, token] without position_ids.
 //   y_a = round(fma(x_a, cos_a, -fl(x_b * sin_a)))          y_b = round(fma(x_b, cos_b, fl(x_a * sin_b)))
-// With round_products ("input": the result of x * cos + rotate_half(x) * sin in dtype), c_a = round(cos_a), ... :
+// With round_products (intermediate="input" in Python), the result is that of x * cos + rotate_half(x) * sin computed
+//   in dtype. With c_a = round(cos_a), and c_b, s_a and s_b in the same way:
 //   y_a = round(fl(round(fl(x_a * c_a)) - round(fl(x_b * s_a))))
 //   y_b = round(fl(round(fl(x_b * c_b)) + round(fl(x_a * s_b))))
-// `round` rounds to dtype, to nearest even. For float32 it changes nothing, but the two forms still differ by the fma.
-// The transpose, for gradients g of y, is the same formulas with -sin_b for sin_a and -sin_a for sin_b, so
+// `round` rounds to dtype, to nearest even. For float32 `round` changes nothing, but the two forms still differ, since
+// the first form uses fma.
+// The transpose maps a gradient g of y to dx. It has the same formulas, with -sin_b in place of sin_a and -sin_a in
+// place of sin_b:
 //   dx_a = round(fma(g_a, cos_a, fl(g_b * sin_b)))          dx_b = round(fma(g_b, cos_b, -fl(g_a * sin_a)))
-// For equal angles this is the rotation by the negative angle. The derivative of a rounding is taken as 1. cos and sin
-// are constants.
+// If a and b have the same angle, this is the rotation by the negative angle. The derivative of a rounding is taken as
+// 1. cos and sin are constants.
 // A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every
 // backend. NaN results are canonical; NaNs in copied columns keep their bits.
 // If an id is outside [0, max_position), the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for
-// the angles of the pairs that would use this id, reads no table row for them, and leaves other tokens alone.
+// the angles of the pairs that would use this id, and reads no table row for these pairs. Other tokens are not
+// affected.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
@@ -32,7 +37,7 @@
 
 namespace rlk {
 
-// A token is a pair (outer index, inner index); the fields are an array's strides along both, in elements.
+// A token is a pair (outer index, inner index). The fields are an array's strides along these two indices, in elements.
 struct TokenStrides {
   std::int64_t outer = 0, inner = 0;
 };

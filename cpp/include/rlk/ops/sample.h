@@ -1,18 +1,20 @@
 // THE CONTRACT of sample: one token drawn from each row of logits, its log-probability, and the kept set that
-// truncation left. It is also the contract of process_logits, which runs before sample: logits after bias and
-// penalties, in fp32. Rule numbers refer to docs/numerics.md. Integers and floats of the rows are numbers, or arrays on
-// the device; nothing waits for the host.
+// truncation left. It is also the contract of process_logits, which runs before sample and gives logits after bias and
+// penalties, in fp32. Rule numbers refer to docs/numerics.md. An integer or float parameter of the rows is a single
+// number, or an array on the device, so a call never waits for the host.
 //
 // Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every
-// column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is rule 4's for
-// the largest z of all present columns.
+// column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is the m of rule
+// 4 for the largest z of all present columns.
 //   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, with the ROW's m; 0 where z_j = -Inf
 //   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows
-// Ranks: z descending, then id ascending; +0 and -0 are equal. T is positive, so it changes no rank.
-// The steps are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of the first rank:
+// Columns are ranked by z, descending, then by id, ascending; +0 and -0 are equal. T is positive, so it changes no
+// rank.
+// Truncation has three steps, which are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of
+// the first rank:
 //   min_p : keeps w_j >= min_p * w_max                      0 cuts nothing
 //   top_k : keeps the first k of the rest                    0 cuts nothing
-//   top_p : keeps j where the mass ranked strictly before j, among the rest, is < top_p * total     1 cuts nothing
+//   top_p : keeps j if the columns of the rest that rank before j have a mass < top_p * total     1 cuts nothing
 // A step that cuts nothing keeps columns of mass 0, too.
 //   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
@@ -24,12 +26,13 @@
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
 // The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), it goes to the left
 // child where
-//   r * S_both < 2^32 * S_left         exact; S_left at S_both's reference, as combine() scales it
+//   r * S_both < 2^32 * S_left         exact; combine() scales S_left to the reference of S_both
 // Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
 //   7 + h     where both children have height h above the leaves (0: two leaves)
-//   3, 4, 5   in the leaf, at its reference: ((0+1)+(2+3))+((4+5)+(6+7)) from the last addition back
-//   6         along the chain: its first kept column whose prefix sum P, itself included, has r * P_last < 2^32 * P.
+//   3, 4, 5   in the leaf, at the leaf's reference: down the sum ((0+1)+(2+3))+((4+5)+(6+7)) from its last addition
+//   6         takes the chain's first kept column whose prefix sum P, this column included, has
+//             r * P_last < 2^32 * P.
 // The n best are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id ascending. Their
 // log-probabilities have logprob's formula, on the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
@@ -37,42 +40,46 @@
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
 // their ids. Any other log-probability has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or
 // for the raw logits. Where the row's logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
-// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. T, top_k, top_p, min_p
-// and the keys are not read.
+// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. For these rows T, top_k,
+// top_p, min_p and the keys are not read.
 //
-// The kept set is CSR with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill kept_ids in their
-// order until one does not fit kept_capacity. From that row on, every row whose count is not 0 gets kKeptOverflow,
-// count 0 and logprob NaN; its id and raw_logprob stay. A row with any other nonzero status has id -1, logprob and
-// raw_logprob NaN, and count 0. It affects no other row.
-// Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it has them on every
-// backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// Kept sets are stored in CSR form, with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill
+// kept_ids in their order until a row does not fit into kept_capacity. From that row on, every row whose count is not 0
+// gets kKeptOverflow, count 0 and logprob NaN; its id and raw_logprob stay. A row with any other nonzero status has id
+// -1, logprob and raw_logprob NaN, and count 0. It affects no other row.
+// Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it also has the same
+// bits on every backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore
+// `stream`.
 //
 // process_logits works on all columns [0, vocab_size). The row's repetition, presence and frequency penalties are R, P
-// and F. Its bias for column j is b. Its history, without the prompt, holds j n times. The flag s says whether the
-// history, prompt included, holds j. A step whose condition fails changes no bit. Each operation rounds to fp32:
+// and F. Its bias for column j is b. n is how often the row's history, without the prompt, holds j. The flag s says
+// whether the history, prompt included, holds j. A step whose condition fails changes no bit. Each operation rounds to
+// fp32:
 //   repeat(z) = z > 0 ? z / R : z * R
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
 // A NaN is canonical. A row with a nonzero status has NaN in every column. To apply bias and penalties, call sample
-// with logits = process_logits(...), its row_status, and raw_logits = the original logits. sample_processed does so.
+// with logits = process_logits(...), row_status = its status, and raw_logits = the original logits. sample_processed
+// makes both calls.
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
 // The vocabulary-parallel form needs one exchange, or four rounds. In one exchange, sample_partial makes a payload of
-// each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row; every rank
-// runs it by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards hold every part once,
-// in any order. Three kinds of rows can be drawn:
+// each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row. Every rank
+// runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards hold every
+// part once, in any order. One exchange can draw three kinds of rows:
 //   greedy        : the first rank of all shards' first ranks
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
-//   advance
-//   top_k         : the row's first k are among the shards' first k, and so is every column that min_p and top_p then
-//   leave
+//                   advance
+//   top_k         : the row's first k columns are among the shards' first k, and so is every column that min_p and
+//                   top_p then leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
-// since there top_p is a share of the whole row. Any other row has kBadParameter. No n best columns are given. Merges
-// give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two statuses:
-//   kBadParameter : set for the rows above, too
+// since its top_p is a share of the mass of the whole row. Any other row has kBadParameter. No n best columns are
+// given. Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two
+// statuses:
+//   kBadParameter : also set for a row that one exchange cannot draw
 //   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
-//                   of row, raw_logprob or tag, or have ids and ranks that no partial gives
+//                   of row, raw_logprob or tag, or have ids and ranks that sample_partial never writes
 // A row's tag is a hash of the other values that the ranks must agree on: seed, sample_id, position, stream, T, top_p,
 // min_p, order, exp. Rows that differ in one of these have the same tag with probability 2^-23. The merge cannot detect
 // different penalties, masks or logits.
@@ -84,29 +91,30 @@
 // 0, unknown ids -1, unknown z and m -Inf:
 //   0: first part + 16 * parts + 256 * (1 if raw words are there) + 512 * tag, as 32 bits
 //   1, 2: vocab_size, valid_vocab
-//   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of one that is not, -1 if
-//   greedy
+//   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of a row that is not cut, -1
+//      of a greedy row
 //   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: root of raw_logprob
 //   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN where any z is
-//   12 to 14: the same values of the column drawn below the root     15: how many of the following there are
+//   12 to 14: the same values of the column drawn below the root     15: number of the entries that follow
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 //
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
 // shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
-// except
-// for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h defines.
-// This mass takes two words, the lower half first. Words 0 to 3 and 15 are as above; the other words are too, in rounds
-// 1 and 4. Word 4 of a cut row is -2 - min(top_k, 2^19). Behind the head, a cut row has
+// except for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h
+// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange; in rounds 1 and 4, the
+// other words of the first 16 are, too. Word 4 of a cut row is -2 - min(top_k, 2^19). After these 16 words, a cut row
+// has:
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
 //   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column
 //   round 4: nothing; the root and the drawn column belong to the kept columns
-// Round 2 knows the row's reference, since round 1 has all first ranks. The bins of round 2 hold at most `step` columns
-// of each shard. Their counts tell which bin has the k-th column. The total of top_p is known up to the mass of that
-// bin. The last column that top_p keeps therefore lies in one of few bins. Round 3 sends these bins and the bin of the
-// k-th column. Round 4 finds both columns among the candidates, as sample does. So a rank and a mass decide for each
-// column whether it is kept. Round 4 also gives the kept ids that a shard owns, ascending, in every good row.
+// Round 2 knows the row's reference m, since the payloads of round 1 hold the first ranks of all shards. The bins of
+// round 2 hold at most `step` columns of each shard. Their counts tell which bin has the k-th column. The total of
+// top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies in one of few bins. Round
+// 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the candidates, as sample does.
+// So a rank and a mass decide for each column whether it is kept. Round 4 also gives the kept ids that a shard owns,
+// ascending, in every good row.
 #pragma once
 
 #include <cstdint>
@@ -119,8 +127,8 @@ namespace rlk {
 
 enum class SampleOrder : std::uint8_t { kVllm, kHf, kSglang };
 
-// Bits of status[i], beside these of LogprobStatus: kNanLogit, kInfLogit, kEmptyRow (no column present, or only -Inf)
-// and kBadTemperature. The status bits refer to the present columns.
+// Bits of status[i], in addition to these bits of LogprobStatus: kNanLogit, kInfLogit, kEmptyRow (no column present, or
+// only -Inf) and kBadTemperature. The status bits refer to the present columns.
 enum SampleStatus : std::int32_t {
   kBadParameter = 128,  // top_k outside [0, most_top_k], top_p outside (0, 1], or min_p outside [0, 1]
   kBadPosition = 256,   // position outside [0, 2^32)
@@ -161,8 +169,8 @@ struct ProcessLogitsParams {
   std::int64_t logits_stride = 0, num_rows = 0, vocab_size = 0;
   std::int64_t vocab_start = 0, num_columns = 0;  // columns of `logits`; for the whole vocabulary 0 and vocab_size
   float* out = nullptr;                           // [num_rows, num_columns], contiguous; must not overlap the logits
-  // May be given only on CUDA, with float32 logits. `out` then has only the columns that the row's history or bias
-  // holds. These columns have the bits of `allowed`. A row with a nonzero status has no bit.
+  // A bit per column, in the layout of `allowed`, that is set for the columns in the row's history or bias. `out` is
+  // then written in these columns alone. A row with a nonzero status has no bit set. Needs CUDA and float32 logits.
   std::uint32_t* edited = nullptr;  // [num_rows, edit_words(num_columns)], contiguous
   std::int32_t* status = nullptr;   // [num_rows]
   DType dtype = DType::kFloat32;    // kFloat32, kBFloat16, kFloat16
@@ -207,8 +215,8 @@ struct SampleParams {
   // Edited columns and their z, as process_logits gives them, or null. All other columns take z from `logits`.
   const std::uint32_t* edited = nullptr;
   const float* edits = nullptr;
-  // Or the edits to compute, in host memory, where sample_edits_rows() allows it. Its outputs are then sample's workspace,
-  // and its status is part of sample's.
+  // Or null for both, and `process`, in host memory: sample then computes the edits itself, where sample_edits_rows()
+  // allows it. The outputs of process_logits lie in sample's workspace, and its status becomes part of sample's status.
   const ProcessLogitsParams* process = nullptr;
 };
 
@@ -234,8 +242,8 @@ RLK_HD std::int64_t round_words(int round, std::int64_t vocab_size, std::int64_t
   return kPayloadHead + (round == 2 ? 3 : 2) * round_capacity(round, vocab_size, widest, num_shards);
 }
 
-// Parameters of sample for whole rows, without results. Only logits and raw_logits belong to the shard: its columns
-// from the first on, at least the valid ones. most_top_k is the capacity of the payload.
+// Parameters of sample for whole rows, without results. logits and raw_logits alone belong to the shard: they hold its
+// columns from the first on, at least all valid columns. most_top_k is the capacity of the payload.
 struct SamplePartialParams : SampleParams {
   PartRange parts;
   bool takes_raw = false;           // whether the merge gives raw_logprob

@@ -1,13 +1,13 @@
 // THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens, as gae and
-// discounted_returns take them. The operator may also place a cost per sequence. Rule numbers refer to
-// docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
+// discounted_returns take them. The operator can also place one cost per sequence in the same way. Rule numbers refer
+// to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
 // tokens.
 //   token   x = token_reward, or +0 if none is given. With an estimator x = fl(x - fl(kl_coef * K)), where K is the kl
-//           of ops/kl.h without a weight and under the same limits
-//   spans   [begin, end) in positions of the sequence, ascending by index; m is the number of a span's tokens that
-//           count:
+//           of ops/kl.h without a weight, with the limits kl_input_limit and kl_limit
+//   spans   [begin, end) in positions of the sequence, taken in ascending order of their index. m is the number of a
+//           span's tokens that count:
 //     kLast, kFirst  x = fl(x + reward) at the last or the first of these tokens
 //     kSpread        x = fl(x + fl(reward / m)) at each of them
 //   reward  R = reward of the sequence, or +0 if none is given
@@ -20,13 +20,13 @@
 // device that is negative, infinite or NaN makes combined NaN. lengths = n.
 // A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and
 // infinite rewards are not left out: they appear in their sequence's output, at their own place.
-// Masked tokens are +0, and nothing in a masked slot changes a bit. No zero has a sign, and NaN results are canonical.
-// A sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
+// Masked tokens are +0, and nothing in a masked slot changes a bit. Every zero is +0, and NaN results are canonical. A
+// sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
 // The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. The
-// same holds for span_offsets that do not ascend from 0 to num_spans. On a GPU R of that sequence is NaN, and its spans
-// from there on have no reward. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the
-// sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside every sequence are not written.
-// The call enqueues on `stream`; it neither allocates nor synchronises.
+// same holds for span_offsets that do not ascend from 0 to num_spans. On a GPU R of such a sequence is NaN, and the bad
+// span and the sequence's later spans add no reward. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument.
+// On a GPU the sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside every sequence are
+// not written. The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,8 @@
 // Sequences are padded or packed, as in rlk/tokens.h. A position is a token's distance from its sequence's first token.
 //
 // shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t. It is ignore_index if t + 1 is
-// not in the same sequence, or if the mask of t + 1 is zero. A context-parallel rank, cp_size = C, cp_rank = R, has
+// not in the same sequence, or if the mask of t + 1 is zero. A context-parallel rank with cp_size = C and cp_rank = R
+// has these tokens:
 //   contiguous: the packed array is cut into C equal parts: t = R num_tokens / C + j
 //   zigzag    : each sequence of length L is cut into 2C chunks of L / 2C. A rank has chunks R and 2C - 1 - R, in this
 //               order. The local array has these chunks for one sequence after another, so its offsets are
@@ -17,12 +18,12 @@
 // begin <= end <= the sequence's length. A GPU clamps a span to its sequence, and ignores the spans of a sequence with
 // invalid span_offsets.
 // tool_mask: the token at position p opens a turn if the `begin` ids end at p inside its sequence. Position p closes a
-// turn if
-// the `end` ids end at p and the `begin` ids do not. mask = 1 if the last such event before p is an opening; without
-// include_end, tokens of the `end` ids are 0 even then. So the `begin` ids are not the model's. The tokens after them
-// are the model's, up to and including the `end` ids. A turn that nothing closes lasts until the end of the sequence.
-// For packed tokens outside every sequence the masks are 0 and the labels ignore_index. The call enqueues on `stream`;
-// it neither allocates nor synchronises. CPU backends ignore `stream`.
+// turn if the `end` ids end at p and the `begin` ids do not. mask = 1 at p if the last position before p that opens or
+// closes a turn opens one. Without include_end, mask is 0 at the tokens of the `end` ids even in this case. So the
+// tokens of the `begin` ids are not the model's. The tokens after the `begin` ids are the model's, up to and including
+// the `end` ids. A turn that nothing closes lasts until the end of the sequence. For packed tokens outside every
+// sequence the masks are 0 and the labels ignore_index. The call enqueues on `stream`; it neither allocates nor
+// synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

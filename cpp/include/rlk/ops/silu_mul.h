@@ -20,8 +20,8 @@
 //   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype
 // A rounding has the derivative 1: only d_up sees that b was rounded.
 // The limits of +-88 give infinities the limit values of the functions: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
-// zero, a'(+Inf) = 1. No finite g meets them: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, as gelu is
-// below about -5.5.
+// zero, a'(+Inf) = 1. They change no result of a finite g: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, and
+// gelu is -0 below about -5.5.
 // An infinity of one array times a zero of the other is NaN, as in IEEE. NaN results are canonical. An element has the
 // same bits in any number of rows, at any position and stride, and on every backend. All functions enqueue on `stream`;
 // they neither allocate nor synchronise. CPU backends ignore `stream`.

@@ -9,14 +9,15 @@
 //   x     = fl(v - R), y = fl(w - R)
 //   L     = h(y) where h(y) > h(x), else h(x); NaN where h(x), h(y) or o is NaN
 //   slope = h'(x) where w is v, as with torch.clamp, whose bounds count as inside. Otherwise h'(x) where h(x) > h(y), 0
-//           where h(x) < h(y), and h'(x) / 2 where they are equal, as with torch.maximum, which gives each of two
-//           equals half
+//           where h(x) < h(y), and h'(x) / 2 where they are equal, as with torch.maximum, which gives each of two equal
+//           operands half of the gradient
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
-// Weight of a sequence's tokens: q = scale / D, divided by horizon where that is not 0, and by n with sequence_mean,
-// where n is the number of the sequence's tokens. q is 0 where D or n is 0, and NaN where D is negative, subnormal,
-// infinite or NaN. A weight of 0 gives 0, whatever it multiplies. D is the denominator if given, else the number of
-// tokens, of sequences, or of sequences that have a token. policy_loss has the same aggregations.
+// Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
+// sequence_mean, where n is the number of the sequence's tokens that count. q is 0 where D or n is 0, and NaN where D
+// is negative, subnormal, infinite or NaN. A product with a weight of 0 is 0, even if the other factor is infinite or
+// NaN. D is the denominator if given, else the number of tokens, of sequences, or of sequences that have a token.
+// policy_loss has the same aggregations.
 // Loss: each sequence's sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked tokens have
 // +0.
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
@@ -38,7 +39,7 @@ struct ValueSpec {
   float horizon = 0.0f, scale = 1.0f;
 };
 
-// Outputs in addition to the loss, in this order. Means are over tokens, and are 0 without tokens.
+// Elements of `metrics`, in this order. Means are over tokens, and are 0 if no token counts.
 enum ValueMetric : int {
   kValueMetricLoss,
   kValueMetricNumTokens,
@@ -55,9 +56,9 @@ enum ValueMetric : int {
   kValueMetricOutsideFraction,   // w is not v, as in slime
   kValueMetricValueMean,
   kValueMetricReturnMean,
-  // 1 - V_e / V_R, V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), u the ratio of the scales
-  // of e and R. The metric is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0. It is NaN where a value or
-  // a return is infinite or NaN.
+  // 1 - V_e / V_R, with V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), where u is the ratio
+  // of the scales of e and R. The metric is 0 where V_R is 0, as for equal returns, else 1 where V_e is 0. It is NaN
+  // where a value or a return is infinite or NaN.
   kValueMetricExplainedVariance,
   kValueMetrics,
 };
