@@ -1,4 +1,5 @@
-// The kernels of attention by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of attention under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/attention/gpu.h"
 
 #define RLK_ATTENTION_FORWARD(pass, Params, width, type, T, Tile)                                     \

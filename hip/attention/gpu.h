@@ -21,8 +21,8 @@ struct AttentionGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE int threads() { return kAttentionThreads; }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // Whether the value is true in any thread of the block. The call is also a barrier. `flags`: one word per wave in
-  // LDS, not written again before another barrier.
+  // Whether the value is true in any thread of the block. The call is also a barrier. `flags` has one word per wave in
+  // LDS, and must not be written again before another barrier.
   static RLK_DEVICE bool any(bool value, std::uint32_t* flags) {
     static_assert(kAttentionThreads == 4 * kWave);
     const bool of_wave = hip::any(value);
@@ -61,7 +61,7 @@ struct AttentionGpu {
     if (vectors) {
 #if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
-#else  // g++ would apply the alignment of 16 to the other branch, too
+#else  // g++ would assume the alignment of 16 in the other branch, too
       __builtin_memcpy(x.v, from, sizeof x.v);
 #endif
     } else {
@@ -72,8 +72,8 @@ struct AttentionGpu {
   }
 };
 
-// A block's own copy of the params, in LDS before its tile. Each use reads the params from LDS, since together they
-// need more SGPRs than a wave has.
+// A block's own copy of the params. It lies in LDS before the block's tile. Each use reads the params from LDS, because
+// all params together need more SGPRs than a wave has.
 template <class Params>
 struct AttentionCall {
   Params p;

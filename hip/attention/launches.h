@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-// 16 rows: the most that 64 KiB of LDS hold beside the weights of 128 columns and a stage.
+// Tiles have 16 rows. 64 KiB of LDS hold no more rows together with the weights of 128 columns and a stage.
 using NarrowTile = AttentionTile<1, 128, 16>;
 using WideTile = AttentionTile<1, 256, 16>;
 static_assert(NarrowTile::kRows == WideTile::kRows);

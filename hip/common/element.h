@@ -1,4 +1,4 @@
-// Element types of arrays in memory, as tags: their storage, to and from fp32.
+// Tag types for the elements of arrays: the type in memory, and the conversions to and from fp32.
 #pragma once
 
 #include <cstdint>

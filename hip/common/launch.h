@@ -1,4 +1,5 @@
-// Host side of kernels over rows: the test for vector loads, names of kernels, launches of any number of blocks.
+// The host side of kernels over rows: the test for vector loads, the names of kernels, and launches of any number of
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +15,7 @@ inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1
 
 inline bool at_16_bytes(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
 
-// Whether rows are whole vectors of eight columns, at multiples of 16 bytes.
+// Whether every row begins at a multiple of 16 bytes. A null array has no rows that could violate this.
 inline bool has_vectors(const void* data, const RowLayout& rows, DType t) {
   const auto aligned = [&](std::int64_t stride) { return stride * size_of(t) % 16 == 0; };
   return data == nullptr || (at_16_bytes(data) && aligned(rows.inner_stride) && aligned(rows.outer_stride));
@@ -28,7 +29,7 @@ struct Block {
   int threads;
   std::size_t lds_bytes;
 };
-// Kernels take their params, the first block of the launch, and further arguments.
+// Launches a kernel that takes its params, the first block of the launch, and `args`.
 template <class Params, class... Args>
 void launch_blocks(int device, Stream stream, const Block& block, const std::string& name, std::int64_t blocks,
                    const Params& p, const Args&... args) {

@@ -5,9 +5,10 @@
 
 namespace rlk::hip {
 
-constexpr int kVec8 = 8;  // columns that a thread takes together
+constexpr int kVec8 = 8;  // columns that a thread processes at a time
 
-// Calls launch(first, count) for stretches of `blocks`: a launch has fewer than 2^32 threads.
+// Splits `blocks` blocks into launches and calls launch(first, count) for each launch. A launch must have fewer than
+// 2^32 threads.
 constexpr std::int64_t kMostBlocks = std::int64_t{1} << 23;
 template <class F>
 void for_each_launch(std::int64_t blocks, const F& launch) {

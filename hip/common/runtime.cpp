@@ -12,8 +12,8 @@
 
 #include "rlk/plan_note.h"
 
-// The code objects of an operator's kernels for all architectures (bundles.S.in). Names of the kernels begin with
-// `prefix`.
+// A bundle holds the code objects of an operator's kernels for all architectures (bundles.S.in). The kernels' names
+// begin with `prefix`.
 extern "C" struct RlkHipBundle {
   const char* prefix;
   const unsigned char* image;
@@ -26,15 +26,15 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 constexpr int kNoBinaryForGpu = 209;        // hipErrorNoBinaryForGpu
-constexpr int kOldestVersion = 60'000'000;  // as hipRuntimeGetVersion counts: ROCm 6.0
+constexpr int kOldestVersion = 60'000'000;  // ROCm 6.0, in the units of hipRuntimeGetVersion
 
 std::string path_of(void* library) {
   link_map* map = nullptr;
   return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : "libamdhip64";
 }
 
-// The runtime that the process has already loaded, under any name that a framework's wheel gave it. A second runtime
-// could not use the streams and memory of the first runtime.
+// Returns the HIP runtime that the process has already loaded, or null. A framework's wheel may have given the library
+// another name. A second runtime could not use the streams and memory of the first one.
 void* loaded_library() {
   std::string path;
   dl_iterate_phdr(
@@ -48,7 +48,7 @@ void* loaded_library() {
   return path.empty() ? nullptr : dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
 }
 
-// Newest first. The name without a version belongs to a development package.
+// Tries the newest version first. The name without a version belongs to a development package.
 void* open_library() {
   if (void* library = loaded_library()) return library;
   std::string reasons;
@@ -59,7 +59,8 @@ void* open_library() {
   throw Unsupported("HIP: libamdhip64 of ROCm 6 or 7 cannot be opened: " + reasons);
 }
 
-// Modules and functions that the process loaded on one device: modules by their bundles, functions by their names.
+// The modules and functions that the process has loaded on one device. Modules are found by their bundle, functions by
+// their name.
 struct Loaded {
   std::mutex mutex;
   std::map<const RlkHipBundle*, void*> modules;
@@ -67,8 +68,8 @@ struct Loaded {
 };
 std::array<Loaded, kMaxDevices> loaded;
 
-// The bundle of a kernel's operator. The kernel's name begins with the operator's name. The longest match counts, since
-// linear_logprob begins with linear, too. An operator's only kernel may have the operator's name.
+// Finds the bundle of a kernel's operator. A kernel's name begins with the operator's name, or is that name if the
+// operator has a single kernel. The longest match is the right one: names of linear_logprob also begin with linear.
 const RlkHipBundle& bundle_of(const std::string& kernel) {
   const RlkHipBundle* found = nullptr;
   std::size_t longest = 0;
@@ -114,7 +115,7 @@ Runtime::Runtime() {
 
 void Runtime::check(int status, const char* what) const {
   if (status == 0) return;
-  api_.hipGetLastError();  // clears the error, which the process's next launch would otherwise report
+  api_.hipGetLastError();  // clears the error; otherwise the process's next launch would report it
   throw std::runtime_error(std::string("HIP: ") + what + ": " + api_.hipGetErrorString(status));
 }
 

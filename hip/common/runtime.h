@@ -1,5 +1,6 @@
-// AMD's HIP runtime, looked up at the first call with an array on an AMD GPU. libamdhip64 is opened by name and used
-// through its stable C interface. One build therefore serves ROCm 6 and 7, and neither needs to be installed.
+// AMD's HIP runtime. The library libamdhip64 is opened by name at the first call with an array on an AMD GPU, and used
+// through its stable C interface. One build therefore works with ROCm 6 and 7, and it also loads where ROCm is not
+// installed.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +24,7 @@ class Runtime {
     std::size_t lds_bytes;
   };
   static constexpr std::uint64_t kSizesFollow = 0x5a5a1234abcd9876;
-  // Launches a kernel of the embedded bundles on `device` (arguments as the kernel declares them).
+  // Launches a kernel of the embedded bundles on `device`. `args` must have the types that the kernel declares.
   template <class... Args>
   void launch(int device, const char* kernel, const Grid& grid, Stream stream, Args... args) const {
 #ifdef RLK_HIP_ARGUMENT_SIZES  // builds with tests append a mark and the sizes for hip/emulation/isa; other runtimes read neither

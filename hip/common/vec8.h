@@ -1,4 +1,4 @@
-// Loads and stores of kernels whose threads take eight neighbouring columns at a time.
+// Loads and stores for kernels whose threads process eight neighbouring columns at a time.
 #pragma once
 
 #include "hip/common/element.h"
@@ -11,8 +11,8 @@ struct Columns {
   float v[kVec8];
 };
 
-// Loads the first `count` of eight columns and sets the others to +0. kVector: all eight exist, at multiples of 16
-// bytes.
+// Loads the first `count` of eight columns and sets the others to +0. kVector: all eight columns exist, and their
+// address is a multiple of 16 bytes.
 template <class T, bool kVector>
 RLK_DEVICE Columns load_columns(const typename T::Storage* from, std::int64_t count) {
   using Storage = typename T::Storage;

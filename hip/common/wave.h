@@ -1,8 +1,8 @@
-// The primitives of HIP kernels: ids, wave operations, block barrier, LDS, matrix instructions. A GPU runs each
-// operation as instructions of a 64-lane wave; the host emulates it (hip/emulation).
+// The primitives of HIP kernels: ids, wave operations, the block barrier, LDS and matrix instructions. On a GPU each
+// primitive compiles to instructions of a 64-lane wave. On the host it is emulated (hip/emulation).
 //
-// All 64 lanes of a wave must reach a wave operation together, and all lanes of a block a barrier. The hardware does
-// not report a violation; the emulation does.
+// All 64 lanes of a wave must reach a wave operation together, and all threads of a block must reach a block barrier
+// together. The hardware does not report a violation of this rule, but the emulation does.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace rlk::hip {
 
 constexpr int kWave = 64;
 
-// Operands of a matrix instruction: four bfloat16 or binary16 as raw bits; accumulators, fp32.
+// The operands of a matrix instruction: four bfloat16 or binary16 numbers as raw bits, and fp32 accumulators.
 struct Bf16x4 {
   std::uint16_t v[4];
 };
@@ -39,7 +39,7 @@ namespace rlk::hip {
 RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
   return float_of(shuffle_xor(bits_of(value), mask RLK_HERE_ARGUMENT));
 }
-// For code that CUDA shares (rlk/tokens.h).
+// A policy type for code that HIP shares with CUDA (rlk/tokens.h).
 struct GlobalMemory {
   template <class T>
   static RLK_DEVICE T* global(T* p) {

@@ -1,10 +1,11 @@
-// wave.h on a GPU (gfx90a and gfx942). The header uses only compiler builtins, so that no ROCm header is needed.
+// The primitives of wave.h on a GPU (gfx90a and gfx942). The file uses only compiler builtins, so it needs no ROCm
+// header.
 #pragma once
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-// An attribute between RLK_KERNEL and the kernel's name. The attribute limits registers, so that at least this many
-// waves fit on a SIMD unit.
+// An attribute that stands between RLK_KERNEL and the kernel's name. It limits the kernel's registers, so that at least
+// `waves` waves fit on a SIMD unit.
 #define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT
@@ -15,12 +16,12 @@ RLK_DEVICE int thread_id() { return static_cast<int>(__builtin_amdgcn_workitem_i
 RLK_DEVICE int block_id_x() { return static_cast<int>(__builtin_amdgcn_workgroup_id_x()); }
 RLK_DEVICE int block_id_y() { return static_cast<int>(__builtin_amdgcn_workgroup_id_y()); }
 
-// Value of the lane whose index is this lane's xor `mask`.
+// Returns `value` of the lane whose index is this lane's index xor `mask`.
 RLK_DEVICE std::int32_t shuffle_xor(std::int32_t value, int mask) {
   const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)));
   return __builtin_amdgcn_ds_bpermute((lane ^ mask) * 4, value);
 }
-// One bit per lane.
+// Returns one bit per lane.
 RLK_DEVICE std::uint64_t ballot(bool value) { return __builtin_amdgcn_ballot_w64(value); }
 RLK_DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
@@ -33,18 +34,18 @@ RLK_DEVICE void wave_barrier() {
   __builtin_amdgcn_wave_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
-// The atomics take generic pointers to LDS and typed_global ones: a generic pointer to global memory ends in a flat
-// instruction where the compiler loses sight of its origin.
+// The atomics take generic pointers to LDS, and pointers to global memory from typed_global. With a generic pointer to
+// global memory, the compiler may emit a flat instruction if it cannot trace where the pointer comes from.
 template <class Word>
 RLK_DEVICE void atomic_or(Word* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// Casts a pointer to the global address space, for pointers that were loaded from memory.
+// Returns the pointer with the type of the global address space. It is for pointers that were loaded from memory.
 template <class T>
 RLK_DEVICE auto typed_global(T* p) {
   return (__attribute__((address_space(1))) T*)p;
 }
-// Keeps x in VGPRs. The compiler puts a value that all lanes share into SGPRs, which are few.
+// Keeps x in VGPRs. Otherwise the compiler would put a value that all lanes share into SGPRs, and there are few SGPRs.
 template <class T>
 RLK_DEVICE T in_vector(T x) {
   asm("" : "+v"(x));
@@ -54,17 +55,18 @@ RLK_DEVICE T in_vector(T x) {
 RLK_DEVICE std::uint32_t atomic_take(std::uint32_t* counter) {
   return __hip_atomic_fetch_add(counter, 1u, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// Adds to a counter in LDS, or to a counter in global memory that all blocks share.
+// Adds to a counter in LDS, or to a counter that all blocks share in global memory.
 template <class To, class T>
 RLK_DEVICE void atomic_add(To* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// The block's LDS: the bytes that the launch asks for, aligned to 16.
+// The block's LDS. It has the number of bytes that the launch requests, and is aligned to 16 bytes.
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];
 RLK_DEVICE unsigned char* lds() { return rlk_lds; }
 
-// The same pointer in the global address space. Accesses through it neither wait for LDS instructions nor delay them.
+// Returns the same pointer, which the compiler then knows to point to global memory. Accesses through it neither wait
+// for LDS instructions nor delay them.
 template <class T>
 RLK_DEVICE T* global_pointer(T* p) {
   return (T*)(__attribute__((address_space(1))) T*)p;

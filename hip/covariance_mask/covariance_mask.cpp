@@ -1,4 +1,4 @@
-// Host side of the HIP backend of covariance_mask: checks of memory safety, and the choice of kernels.
+// The host side of covariance_mask on HIP. It checks memory safety and chooses the kernels.
 #include "rlk/ops/covariance_mask.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,5 @@
-// Host side of the HIP backend of elementwise operators: checks memory safety, picks a kernel and launches it.
+// The host side of elementwise operators on HIP. It checks memory safety, and chooses and launches the kernel of a
+// call.
 #include <string>
 
 #include "hip/common/launch.h"

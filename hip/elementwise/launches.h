@@ -7,8 +7,8 @@
 namespace rlk::hip {
 
 constexpr int kLog2Elementwise = 8, kElementwiseThreads = 1 << kLog2Elementwise;  // threads per block: four waves
-constexpr int kElementwiseVec8s = 1;     // vectors per thread; two would spill scalar registers in gelu
-constexpr int kElementwiseElements = 8;  // columns per thread where rows are not whole, aligned vec8s
+constexpr int kElementwiseVec8s = 1;     // vectors per thread; with two, gelu would spill scalar registers
+constexpr int kElementwiseElements = 8;  // columns per thread if rows are not whole, aligned vec8s
 
 }  // namespace rlk::hip
 

@@ -1,7 +1,9 @@
-// embedding backward after the sort: sums the tokens of each row of dweight, and clears the rows without tokens.
+// The backward of embedding after the sort: sums the gradients of each dweight row's tokens, and clears rows without
+// tokens.
 //
-// A block is a wave with eight columns per thread. It sums every row whose first token is among 16 sorted tokens, up to
-// the row's last token. Sums that wait for a later group stay in LDS, separately for each thread's columns.
+// A block is one wave, and each thread sums eight columns. The wave processes every row whose first token is among its
+// 16 sorted tokens, and sums it up to the row's last token. Sums that wait for a later group stay in LDS, separately
+// for each thread's columns.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -72,7 +74,7 @@ RLK_DEVICE void embedding_rows_kernel(const EmbeddingBackwardParams& p, std::int
   }
 }
 
-// Each wave clears several rows in turn. If the call has no tokens, no row has a token.
+// Each wave clears several rows one after another. If the call has no tokens, it clears every row.
 template <class Unit>
 RLK_DEVICE void embedding_clear_kernel(const EmbeddingBackwardParams& p, std::int64_t first_block,
                                        const EmbeddingWorkspace& w) {

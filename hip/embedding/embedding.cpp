@@ -1,4 +1,4 @@
-// Host side of the HIP backend of embedding: checks of memory safety, the kernel that serves a call, and its launches.
+// The host side of embedding on HIP. It checks memory safety, and chooses and launches the kernels of a call.
 #include "rlk/ops/embedding.h"
 
 #include <string>
@@ -14,7 +14,8 @@ namespace {
 
 RowLayout rows_apart(std::int64_t stride) { return {std::int64_t{1} << 32, 0, stride}; }
 
-// Bytes of all parts of the workspace. Sets the pointers of the workspace if a workspace is given.
+// Returns the total size of the workspace in bytes. If a workspace is given, the function also sets the pointers to its
+// parts.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
   std::int64_t bytes = 0;
   const auto part = [&](auto* pointer, std::int64_t count) {
@@ -32,7 +33,7 @@ std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* w) {
 // Sorts the keys and returns them.
 const EmbeddingKey* sort(const EmbeddingBackwardParams& p, const EmbeddingWorkspace& w, int device, Stream stream) {
   const std::int64_t tiles = ceil_div(p.num_tokens, kSortTile);
-  int bits = 1;  // bits of a row index, and of num_rows, which stands for "no row"
+  int bits = 1;  // bits that hold every row index and num_rows, which stands for "no row"
   while (p.num_rows >> bits != 0) ++bits;
   const int passes = static_cast<int>(ceil_div(bits, kDigitBits)), width = static_cast<int>(ceil_div(bits, passes));
   const EmbeddingKey* from = nullptr;

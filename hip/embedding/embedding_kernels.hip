@@ -1,4 +1,5 @@
-// The kernels of embedding by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of embedding under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/embedding/backward.h"
 
 #define RLK_EMBEDDING_COPIES(shape, Unit)                                                                     \

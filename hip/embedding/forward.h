@@ -1,4 +1,4 @@
-// embedding forward. Bound by HBM: a row of the table is read and a row of y written for each token.
+// The forward of embedding. HBM bandwidth bounds it: for each token it reads a row of the table and writes a row of y.
 #pragma once
 
 #include "hip/common/wave.h"

@@ -1,7 +1,7 @@
-// Sorts the tokens of embedding's gradient by row, and within a row by index: a stable radix sort, the least digit
-// first. A pass is three kernels. In the first kernel, each wave counts the digits of its tile. In the second kernel,
-// one block turns all counts into positions for each tile and digit. In the third kernel, each wave moves its tile's
-// tokens to their positions in order, 64 at a time. Ballots find equal digits.
+// Sorts the tokens of embedding's gradient by row, and within a row by index. It is a stable radix sort that begins
+// with the lowest digit. A pass consists of three kernels. In the first kernel, each wave counts the digits of its
+// tile. In the second kernel, one block turns all counts into positions for each tile and digit. In the third kernel,
+// each wave moves its tile's tokens to their positions in order, 64 at a time. Ballots find equal digits.
 #pragma once
 
 #include "hip/embedding/forward.h"
@@ -23,7 +23,7 @@ RLK_DEVICE EmbeddingKey key_at(const EmbeddingBackwardParams& p, const Embedding
   }
 }
 
-// Lanes whose keys exist and have this lane's digit.
+// Returns a bit for each lane whose key exists and has the same digit as this lane's key.
 RLK_DEVICE std::uint64_t equal_lanes(std::uint32_t d, bool exists, int width) {
   std::uint64_t equal = ballot(exists);
   for (int bit = 0; bit < width; ++bit) {
@@ -34,8 +34,8 @@ RLK_DEVICE std::uint64_t equal_lanes(std::uint32_t d, bool exists, int width) {
   return equal;
 }
 
-// Walks the block's tile in order. places[d] is the position of the next key of digit d; it starts at the value of
-// `begin`. take(key, place) receives each key and its position.
+// Visits the keys of the block's tile in order. places[d] is the position of the next key with digit d, and starts at
+// begin(d). Each key is passed to take(key, place) with its position.
 template <bool kFromIds, class Begin, class Take>
 RLK_DEVICE void walk_tile(const EmbeddingBackwardParams& p, const EmbeddingKey* keys, const EmbeddingDigit& digit,
                           std::int64_t tile, const Begin& begin, const Take& take) {
@@ -75,7 +75,7 @@ RLK_DEVICE void embedding_count_kernel(const EmbeddingBackwardParams& p, std::in
   for (int d = thread_id(); d < kDigits; d += kSortThreads) counts[d * tiles + tile] = places[d];
 }
 
-// Runs on one block; each thread has the same number of counts.
+// One block runs this kernel. Each thread processes the same number of counts.
 RLK_DEVICE void embedding_begin_kernel(std::uint32_t* all_counts, std::int64_t num) {
   auto* sums = reinterpret_cast<std::uint32_t*>(lds());
   const std::int64_t of_thread = num / kBeginThreads;

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of gae: checks of memory safety, and its launches.
+// The host side of gae on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,5 @@
-// The kernels of gae by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of gae under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/gae/scan.h"
 
 #define RLK_GAE_KERNEL(name, kind)                                                     \

@@ -5,9 +5,9 @@
 
 namespace rlk::hip {
 
-constexpr int kGaeThreads = 256;                     // threads of a block, which takes one sequence
-constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // teams of 32 lanes; each takes a chunk at a time
+constexpr int kGaeThreads = 256;                     // threads of a block, which processes one sequence
+constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // teams of 32 lanes; each processes a chunk at a time
 constexpr int kGaeLdsBytes =
-    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles, alternating; first values; whether there are any
+    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles in turn; first values; whether they exist
 
 }  // namespace rlk::hip

@@ -1,6 +1,6 @@
-// gae, discounted_returns and vtrace: a block takes one sequence and scans it from its end. Each team of 32 lanes takes
-// a chunk of 128 tokens at a time. A chunk needs two numbers of the later chunks: x, and the value of their first token
-// that counts. Both go through LDS.
+// gae, discounted_returns and vtrace. A block scans one sequence from its end. Each team of 32 lanes processes a chunk
+// of 128 tokens at a time. A chunk needs two numbers from the later chunks: x, and the value of their first token that
+// counts. Teams exchange both numbers through LDS.
 #pragma once
 
 #include "hip/common/half_wave.h"
@@ -119,7 +119,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       if (lane + h < kScanLanes) block = scan_compose(block, other);
     }
 
-    float x = x_behind;  // x after the chunk
+    float x = x_behind;  // the scan's state x after the chunk
     if (lane == 0) shared.totals[tiles & 1][team] = block;
     block_barrier();
 #pragma unroll 1

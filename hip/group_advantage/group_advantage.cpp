@@ -1,4 +1,4 @@
-// Host side of the HIP backend of group_advantage: checks of memory safety, and its launches.
+// The host side of group_advantage on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/group_advantage.h"
 
 #include "hip/common/launch.h"

@@ -1,7 +1,8 @@
-// The kernels of group_advantage by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of group_advantage under the names that the host looks up. They are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/group_advantage/groups.h"
 
-// A kernel whose wave runs `call` for its group or sequence `i`.
+// Defines a kernel in which each wave runs `call` for its group or sequence `i`.
 #define RLK_GROUP_KERNEL(name, call)                                                                      \
   RLK_KERNEL(rlk::hip::kGroupAdvantageThreads)                                                            \
   rlk_group_advantage_##name(rlk::GroupAdvantageParams p, std::int64_t first_block, std::int64_t waves) { \

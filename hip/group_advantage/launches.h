@@ -5,7 +5,7 @@
 
 namespace rlk::hip {
 
-constexpr int kGroupAdvantageThreads = 256;  // threads per block: four waves, each with a group or a sequence
+constexpr int kGroupAdvantageThreads = 256;  // threads per block: four waves, each for a group or a sequence
 constexpr int kGroupsOfBlock = kGroupAdvantageThreads / 64;
 constexpr int kGroupBatchThreads = 512;
 constexpr int kGroupBatchTeams = kGroupBatchThreads / 64;

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of importance_weights: checks of memory safety, and the choice of kernels.
+// The host side of importance_weights on HIP. It checks memory safety and chooses the kernels.
 #include "rlk/ops/importance_weights.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of kl: checks of memory safety, the cut of the work, and its launch.
+// The host side of kl on HIP. It checks memory safety, splits the work into blocks, and launches the kernel.
 #include "rlk/ops/kl.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of kv_cache_append: checks of memory safety, and the kernel that serves a call.
+// The host side of kv_cache_append on HIP. It checks memory safety and chooses the kernel of a call.
 #include "rlk/ops/kv_cache_append.h"
 
 #include <string>

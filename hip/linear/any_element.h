@@ -1,4 +1,4 @@
-// Single elements of outputs and biases, whose type is known at run time.
+// Access to single elements of outputs and biases, whose type is known only at run time.
 #pragma once
 
 #include "hip/common/element.h"

@@ -1,7 +1,8 @@
 // The matrix products of linear for gfx90a and gfx942. A block of four waves computes a tile of outputs. Operands pass
-// through two LDS buffers: the block fills one stage while it multiplies the other. The order is rule 1's: each output
-// is one accumulator, to which matrix instructions add contraction indices in ascending order. 32x32x8 is half a step
-// of 16, 16x16x16 a whole step. Large products are bound by the matrix units, small ones by reading the weight once.
+// through two LDS buffers: the block fills one buffer while it multiplies the other. The order is that of rule 1: each
+// output is one accumulator, to which matrix instructions add contraction indices in ascending order. A step of 16
+// contraction indices takes two 32x32x8 instructions or one 16x16x16 instruction. The matrix units bound large
+// products. Reading the weight once bounds small products.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -12,7 +13,7 @@
 
 namespace rlk::hip {
 
-enum class Fold { kNone, kTree, kAscending };  // how segments are added: one sum; rule 2's tree; rule 9's order
+enum class Fold { kNone, kTree, kAscending };  // how segments are added: not at all, by rule 2, by rule 9
 
 // A wave's outputs, in the layout of its matrix instructions.
 template <class Tile>
@@ -20,7 +21,7 @@ struct WaveSums {
   static constexpr int kSize = Tile::kMfma, kOutputs = kSize * kSize / kWave;
   Accumulator<kOutputs> v[Tile::kMfmasDown][Tile::kMfmasAcross];
 
-  // Calls f(sum, its instruction's row, its instruction's column, index of the lane's output).
+  // Calls f(sum, down, across, i): output i of the matrix instruction at (down, across) in the wave's tile.
   template <class F>
   RLK_DEVICE void for_each(const F& f) {
 #pragma unroll
@@ -38,12 +39,12 @@ RLK_DEVICE void add_earlier(WaveSums<Tile>& sum, const WaveSums<Tile>& earlier) 
   sum.for_each([&](float& x, int down, int across, int i) { x = add_rn(earlier.v[down][across].v[i], x); });
 }
 
-// A block's tile among the outputs, and its waves' positions in the tile.
+// The position of a block's tile among the outputs, and of a wave in the tile.
 template <class Tile>
 struct WavePlace {
   std::int64_t row, column;    // first row and column of the tile
   int wave_row, wave_column;   // first row and column of the wave, in the tile
-  std::int64_t rows, columns;  // rows and columns of the result from the wave's first on; none if not positive
+  std::int64_t rows, columns;  // number of the result's rows and columns from the wave's first ones on; may be negative
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
     const int wave = thread_id() / kWave;
@@ -55,12 +56,12 @@ struct WavePlace {
   RLK_DEVICE bool empty() const { return rows <= 0 || columns <= 0; }
 };
 
-// Adds the products of a step of 16 contraction indices.
+// Adds the products of one step of 16 contraction indices to the sums.
 template <class Operand, class Tile>
 RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>& place, int step,
                               WaveSums<Tile>& sums) {
   constexpr int kSize = Tile::kMfma, kStageK = Tile::kStageK;
-  constexpr int kVec4s = kWave / kSize, kParts = 4 / kVec4s;  // a row's vectors per instruction; instructions per step
+  constexpr int kVec4s = kWave / kSize, kParts = 4 / kVec4s;  // vec4s of a row per instruction; instructions per step
   const std::uint16_t* const stage_b = stage + kTileRows<Tile> * kStageK;
   const int lane = thread_id() % kWave, row = place.wave_row + lane % kSize, column = place.wave_column + lane % kSize;
   Operand a[kParts][Tile::kMfmasDown], b[kParts][Tile::kMfmasAcross];
@@ -91,8 +92,8 @@ RLK_DEVICE void multiply_step(const std::uint16_t* stage, const WavePlace<Tile>&
   }
 }
 
-// Adds dot products over contraction indices [begin, end) to the sums. The whole block calls this function;
-// waves without outputs only load.
+// Adds dot products over contraction indices [begin, end) to the sums. The whole block must call this function. A wave
+// without outputs only loads operands.
 template <class Operand, class Tile, class LoadA, class LoadB>
 RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64_t begin, std::int64_t end,
                     WaveSums<Tile>& sums) {
@@ -118,26 +119,28 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) multiply_step<Operand>(stage(), place, step, sums);
     }
-    buffer ^= 1;  // since the last barrier no wave reads this buffer
+    buffer ^= 1;  // after the last barrier, no wave reads this buffer any more
     store();
   }
-  // The last stage, full or partial; +0 fills up its last step.
+  // The last stage may be partial. Zeros fill its last step.
   const int steps = place.empty() ? 0 : static_cast<int>(end - k + 15) / 16;
   for (int step = 0; step < steps; ++step) multiply_step<Operand>(stage(), place, step, sums);
   block_barrier();
-  // The sign of a zero from underflow depends on the shape of the instruction (math/mma_model.h), so zeros become +0.
+  // All zeros become +0, because the sign of a zero from underflow depends on the instruction's shape
+  // (math/mma_model.h).
   sums.for_each([](float& sum, int, int, int) { sum = add_rn(sum, 0.0f); });
 }
 
-// A buffer in LDS converts the layout of matrix instructions into rows of memory. The buffer has room for one
-// instruction's outputs per wave. A lane thus handles consecutive columns in a loop. Every lane calls f(patch, row,
-// column, exists) for its columns; row and column count among all outputs.
+// A buffer in LDS (the patch) converts the layout of matrix instructions into rows of memory. The patch of a wave holds
+// the outputs of one instruction. With it, neighbouring lanes process neighbouring columns, and a lane loops over rows.
+// for_patch calls f(patch, row, column) for each of the lane's outputs that exists. Rows and columns are counted among
+// all outputs.
 template <class Tile>
 RLK_DEVICE float* wave_patch() {
   return reinterpret_cast<float*>(lds()) + thread_id() / kWave * Tile::kMfma * Tile::kMfma;
 }
 template <class Tile>
-RLK_DEVICE int patch_at(int i) {  // the lane's output i
+RLK_DEVICE int patch_at(int i) {  // the place of the lane's output i
   constexpr int kSize = Tile::kMfma;
   const int lane = thread_id() % kWave;
   const int row = kSize == 32 ? 8 * (i / 4) + 4 * (lane / 32) + i % 4 : 4 * (lane / 16) + i;
@@ -156,7 +159,8 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
   }
 }
 
-// The initial values: the first block of tokens is added to the sums, or a single dot product begins with the sums.
+// Loads the initial values of the sums. The sum of the first block of tokens is added to them, or a single dot product
+// starts from them.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll
@@ -175,7 +179,7 @@ RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, 
   }
 }
 
-// Adds the bias, rounds and writes.
+// Adds the bias, rounds the sums and writes the outputs.
 template <class Tile>
 RLK_DEVICE void store_outputs(const GemmParams& p, const WavePlace<Tile>& place, const WaveSums<Tile>& sums) {
 #pragma unroll

@@ -1,4 +1,4 @@
-// Constants and arguments of linear that host and kernels share: tiles, arguments, how work is cut into launches.
+// Constants and arguments of linear that host and kernels share.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 namespace rlk::hip {
 
 constexpr int kGemmThreads = 256;  // four waves, one for each SIMD unit
-constexpr int kGemmBlocks = 2;     // minimum number of blocks per compute unit: one multiplies while the other loads
+constexpr int kGemmBlocks = 2;     // least number of blocks per compute unit: one block multiplies while another loads
 
-// A tile: the waves of a block, and the matrix instructions (kMfma x kMfma) of a wave. LDS holds two stages of kStageK
-// contraction indices of both operands. The sizes are not measured. These sizes let two large or three small blocks fit
-// on a compute unit.
+// A tile is given by the waves of a block, and by the matrix instructions (kMfma x kMfma) of a wave. LDS holds two
+// stages of both operands, each with kStageK contraction indices. With these sizes, two large or three small blocks fit
+// on a compute unit. The sizes were not tuned by measurements.
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };
-struct SegmentsTile {  // for segments, where a wave keeps up to three earlier sums of each output
+struct SegmentsTile {  // for segments: a wave keeps up to three earlier sums of each output
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 1, kStageK = 32;
 };
 struct SmallTile {
@@ -33,9 +33,10 @@ constexpr int kStageElements = (kTileRows<Tile> + kTileColumns<Tile>)*Tile::kSta
 template <class Tile>
 constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t);
 
-constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs that use small tiles; unmeasured
+constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs for which small tiles are used; not tuned by
+                                             // measurements
 
-// Element (i, k) lies at rows.offset(i) + k, or at rows.offset(k) + i if the row number is the contraction index.
+// Element (i, k) lies at rows.offset(i) + k. If memory rows are contraction indices, it lies at rows.offset(k) + i.
 struct GemmOperand {
   const void* data;
   RowLayout rows;
@@ -44,9 +45,9 @@ struct GemmOperand {
 constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
 constexpr int kAcrossRows = 4;  // elements that a lane loads at once from each of four rows across the tile
 
-// out[i, j] = the dot product of a's row i and b's row j. The contraction is cut into segments, and the kernel adds up
-// their dot products: as a tree (rule 2), or ascending from `initial` if that is given (rule 9). A single dot product
-// begins with `initial`.
+// out[i, j] is the dot product of row i of a and row j of b. The contraction is cut into segments, whose dot products
+// the kernel adds. It adds them as a tree (rule 2), or in ascending order to `initial` if that is given (rule 9). If
+// there is a single segment, its dot product starts from `initial`.
 struct GemmParams {
   GemmOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;
@@ -59,12 +60,12 @@ struct GemmParams {
   DType out_dtype, bias_dtype;
 };
 
-// dbias: a block takes kBiasColumns columns. Each column has kBiasSlices threads, which take kBiasGroups / kBiasSlices
-// groups of rows each.
+// dbias: a block sums kBiasColumns columns. kBiasSlices threads share a column, and each of them sums kBiasGroups /
+// kBiasSlices groups of rows.
 constexpr int kBiasThreads = 256, kBiasColumns = 32, kBiasSlices = kBiasThreads / kBiasColumns;
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 constexpr std::size_t kBiasLds = kBiasThreads * sizeof(float);
 
-constexpr int kTreeThreads = 256, kTreeElements = 4;  // elements per thread, kTreeThreads apart
+constexpr int kTreeThreads = 256, kTreeElements = 4;  // elements per thread, at a stride of kTreeThreads
 
 }  // namespace rlk::hip

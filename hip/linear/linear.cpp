@@ -1,4 +1,4 @@
-// Host side of the HIP backend of linear: the product of each function, its tile, and its launches.
+// The host side of linear on HIP. It selects the product and the tile of each function, and launches the kernels.
 #include "rlk/ops/linear.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void launch_gemm(int device, Stream stream, const char* what, DType t, GemmParam
 
 }  // namespace
 
-// All sums stay in registers, even sums of segments and of blocks of tokens.
+// linear needs no workspace: all sums stay in registers, even the sums of segments and of blocks of tokens.
 
 void linear(const LinearParams& p, int device, Stream stream) {
   check_linear(p);

@@ -1,11 +1,12 @@
-// The kernels of linear by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of linear under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/linear/gemm.h"
 #include "hip/linear/reductions.h"
 
 namespace rlk::hip {
 
-// Rows of both operands run along the contraction in y = x W^T. In dx = dy W the weight's rows run across it, in dW =
-// dy^T x both do.
+// In y = x W^T, memory rows of both operands run along the contraction. In dx = dy W, rows of the weight run across it.
+// In dW = dy^T x, rows of both operands run across it.
 template <class Operand, class Tile, Fold kFold>
 RLK_DEVICE void forward_gemm(const GemmParams& p, std::int64_t first_tile) {
   gemm_kernel<Operand, Tile, AlongRows<kTileRows<Tile>, Tile::kStageK>, AlongRows<kTileColumns<Tile>, Tile::kStageK>,

@@ -1,5 +1,5 @@
-// The sums of linear besides its products: dbias over rows, and the tree over ranks. Bound by HBM: each addend is read
-// once.
+// The sums of linear that are not products: dbias over rows, and the tree over ranks. HBM bandwidth bounds the kernels,
+// which read each addend once.
 #pragma once
 
 #include "hip/common/element.h"
@@ -56,7 +56,7 @@ RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t fir
   }
 }
 
-// i % columns, without a 64-bit division where possible, since such divisions are slow.
+// Computes i % columns. It avoids the slow 64-bit division if both numbers fit 32 bits.
 RLK_DEVICE std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if ((i | columns) >> 32 != 0) return i % columns;
   return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);

@@ -1,9 +1,10 @@
-// A stage of an operand of linear: global memory to registers, registers to LDS, LDS to a matrix instruction.
+// A stage of an operand of linear. It moves from global memory to registers, from registers to LDS, and from LDS to a
+// matrix instruction.
 //
-// LDS holds a tile's rows (outputs of one operand) with consecutive contraction indices, in vec4s of four 16-bit
-// elements. A lane gives one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. The 16
-// lanes that LDS serves together, each at the same vec4 of its own row, hit all 32 banks. Elements past the operand's
-// edges are +0.
+// LDS holds the rows of a tile. Each row has consecutive contraction indices, in vec4s of four 16-bit elements. A lane
+// passes one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. LDS serves 16 lanes
+// together, which read the same vec4 of 16 different rows; with the permutation they hit all 32 banks. Elements past
+// the operand's edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -16,7 +17,7 @@ struct Vec8 {
   Vec4 low, high;
 };
 
-// The position of a vec4 of a tile's row.
+// The position of a vec4 in a row of a tile.
 template <int kStageK>
 RLK_DEVICE int vec4_at(int row, int vec4) {
   constexpr int kVec4s = kStageK / 4, kBankVec4s = 16;  // 16 vec4s cover the 32 banks
@@ -33,37 +34,37 @@ RLK_DEVICE Operand load_vec4(const std::uint16_t* tile, int row, int vec4) {
   return x;
 }
 
-// A vector from an address that is a multiple of its size.
+// Loads a vector from an address that is a multiple of the vector's size.
 template <class Vector>
 RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
   Vector x;
   __builtin_memcpy(&x, __builtin_assume_aligned(from, sizeof x), sizeof x);
   return x;
 }
-// Elements [first, first + 4) of a row. Elements from `end` > 0 on are replaced by the last element before `end`. No
-// load depends on a branch, so no load waits for one.
+// Loads elements [first, first + 4) of a row. The last element before `end` (> 0) replaces elements from `end` on. No
+// load depends on a branch, so the loads are in flight together.
 RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
   Vec4 x = 0;
 #pragma unroll
   for (int j = 0; j < 4; ++j) x |= Vec4{row[first + j < end ? first + j : end - 1]} << (16 * j);
   return x;
 }
-// The first `count` elements of a vec4, +0 after them.
+// Returns the first `count` elements of a vec4, followed by +0.
 RLK_DEVICE Vec4 first_of(Vec4 x, std::int64_t count) {
   if (count >= 4) return x;
   return count <= 0 ? 0 : x & ((Vec4{1} << (16 * static_cast<int>(count))) - 1);
 }
 
-// kRows rows of a tile, for an operand whose memory rows run along the contraction index. A thread loads vec8s of a
-// row.
+// Loads kRows rows of a tile for an operand whose memory rows run along the contraction index. A thread loads vec8s of
+// a row.
 template <int kRows, int kStageK>
 class AlongRows {
   static constexpr int kVec8s = kStageK / kAlongRow, kUnits = kRows * kVec8s;
   static constexpr int kEach = (kUnits + kGemmThreads - 1) / kGemmThreads, kApart = kGemmThreads / kVec8s;
 
  public:
-  // Loads rows from `first` on. Past the last row, this class loads the last row again; outputs of such rows are not
-  // stored.
+  // The tile's rows begin at `first`. Past the operand's last row, the last row is loaded again, and outputs of such
+  // rows are not stored.
   RLK_DEVICE AlongRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : vectors_(x.vectors), row_(thread_id() / kVec8s), column_(thread_id() % kVec8s * kAlongRow) {
 #pragma unroll
@@ -72,7 +73,7 @@ class AlongRows {
       from_[i] = global_pointer(static_cast<const std::uint16_t*>(x.data)) + x.rows.offset(row < size ? row : size - 1);
     }
   }
-  // Contraction indices [k, k + kStageK), +0 from `end` on.
+  // Loads contraction indices [k, k + kStageK). Elements from `end` on become +0.
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
     if (vectors_ && end - k >= kStageK) {
 #pragma unroll
@@ -104,8 +105,8 @@ class AlongRows {
   Vec8 values_[kEach];
 };
 
-// The same for an operand that is stored transposed: each of its memory rows holds one contraction index. A thread
-// loads squares of four by four elements and transposes them.
+// Loads kRows rows of a tile for an operand that is stored transposed: each of its memory rows holds one contraction
+// index. A thread loads squares of four by four elements and transposes them.
 template <int kRows, int kStageK>
 class AcrossRows {
   static constexpr int kVec4s = kStageK / 4, kRowVec4s = (kRows / 4 + 7) / 8 * 8, kUnits = kVec4s * kRowVec4s;
@@ -113,8 +114,8 @@ class AcrossRows {
   static constexpr bool kAllWork = kRowVec4s == kRows / 4 && kUnits % kGemmThreads == 0;
 
  public:
-  // Loads columns from `first` on. Past the last column, it loads an earlier column again; such outputs are not
-  // stored.
+  // The tile's columns begin at `first`. Past the operand's last column, an earlier column is loaded again, and outputs
+  // of such columns are not stored.
   RLK_DEVICE AcrossRows(const GemmOperand& x, std::int64_t first, std::int64_t size)
       : x_(x), from_(global_pointer(static_cast<const std::uint16_t*>(x.data)) + first), size_(size - first) {}
   RLK_DEVICE void load(std::int64_t k, std::int64_t end) {
@@ -153,7 +154,8 @@ class AcrossRows {
   }
 
  private:
-  // Eight neighbouring lanes read 64 bytes of a row. The lanes' writes to LDS have few bank conflicts.
+  // With this assignment, eight neighbouring lanes read 64 bytes of a row, and the lanes' writes to LDS have few bank
+  // conflicts.
   static RLK_DEVICE int vec4(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;

@@ -1,4 +1,4 @@
-// Sums values, which arrive in turn, by a perfect binary tree over their index.
+// Sums values that arrive one after another, by a perfect binary tree over their indices.
 #pragma once
 
 #include "rlk/base.h"
@@ -8,12 +8,12 @@ namespace rlk::hip {
 
 RLK_DEVICE void add_earlier(float& sum, const float& earlier) { sum = add_rn(earlier, sum); }
 
-// The sum of up to 2^kLevels values; add_earlier(Value&, const Value&) adds two values.
+// The sum of up to 2^kLevels values. add_earlier(Value&, const Value&) adds two values.
 template <class Value, int kLevels>
 class TreeSum {
  public:
-  // Takes value `index`, and sets `value` to the sum of the largest complete subtree that ends with this value. After
-  // 2^n values, the result is the sum of all values.
+  // Adds value number `index` to the tree, and sets `value` to the sum of the largest complete subtree that ends with
+  // this value. After 2^n values, the result is the sum of all values.
   RLK_DEVICE void take(int index, Value& value) {
     bool complete = true;
 #pragma unroll

@@ -1,4 +1,4 @@
-// Host side of linear_logprob on HIP: its launches.
+// The host side of linear_logprob on HIP. It launches the kernels that copy scored rows.
 #include "hip/common/launch.h"
 #include "kernels/vocabulary/scored_rows.h"
 #include "rlk/backends.h"

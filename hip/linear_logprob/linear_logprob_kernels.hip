@@ -1,10 +1,12 @@
-// The kernels of linear_logprob by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of linear_logprob under the names that the host looks up. They are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/common/wave.h"
 #include "kernels/vocabulary/scored_rows.h"
 
 namespace rlk::hip {
 
-using ScoredVector = std::uint32_t __attribute__((vector_size(16)));  // a struct would go through scratch memory
+using ScoredVector = std::uint32_t __attribute__((vector_size(16)));  // the compiler would copy a struct through
+                                                                      // scratch memory
 
 }  // namespace rlk::hip
 

@@ -1,5 +1,6 @@
-// Backward of logprob: dlogits, elementwise over a row given its saved lse and entropy.
-// Bound by HBM: each logit is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes per row).
+// The backward of logprob. It computes dlogits elementwise over a row, from the row's saved lse and entropy. HBM
+// bandwidth bounds it: it reads each logit once and writes each gradient once (2 * vocab_size * sizeof(T) bytes per
+// row).
 #pragma once
 
 #include "hip/common/element.h"
@@ -9,8 +10,8 @@
 
 namespace rlk::hip {
 
-// Marks the kept columns of the block's segment. Returns false if the row is not restricted. The whole block calls this
-// function.
+// Marks the kept columns of the block's segment. Returns false if the row keeps all columns. The whole block must call
+// this function.
 RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, std::int64_t target, int first,
                              std::uint32_t* bitmap) {
   const KeptRange kept = kept_range(p, row);
@@ -26,8 +27,8 @@ RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, s
   return true;
 }
 
-// Each block computes one segment of a row of the launch. In place (dlogits == logits) one thread reads a column and
-// then writes it.
+// Each block computes one segment of a row of the launch. dlogits may be the same array as logits, because the thread
+// that reads a column also writes it.
 template <class T>
 RLK_DEVICE void backward_kernel(const LogprobBackwardParams& p, std::int64_t first_row) {
   using Storage = typename T::Storage;

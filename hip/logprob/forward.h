@@ -1,6 +1,6 @@
-// Forward of logprob on a GPU of 64-lane waves. One wave computes the statistics of 32 leaves, two lanes per leaf; then
-// one wave combines a row's leaves. The exponential is portable, so the bits are the CPU's.
-// Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row).
+// The forward of logprob on a GPU with 64-lane waves. One wave computes the statistics of 32 leaves, with two lanes per
+// leaf. Another wave then combines the leaves of a row. The exponential is the portable one, so results have the CPU's
+// bits. HBM bandwidth bounds it: it reads each logit once (vocab_size * sizeof(T) bytes per row).
 #pragma once
 
 #include "hip/common/element.h"
@@ -12,7 +12,7 @@
 
 namespace rlk::hip {
 
-constexpr int kHalf = 4;  // chains of a lane: an even lane has 0..3, an odd lane 4..7
+constexpr int kHalf = 4;  // chains of a lane: an even lane has chains 0 to 3, an odd lane has chains 4 to 7
 template <class T>
 constexpr int kLeafBytes = leaf_bytes(sizeof(typename T::Storage));
 
@@ -30,7 +30,7 @@ struct Tile {
   }
 };
 
-// A lane's share of a group: leaf lane / 2, and the chains of half lane % 2.
+// A lane's share of a group: one half of the chains (lane % 2) of one leaf (lane / 2).
 struct LeafHalf {
   LeafSpan span;
   int leaf, half;
@@ -39,7 +39,7 @@ RLK_DEVICE LeafHalf leaf_half(const GroupGrid& grid, Group group, int lane) {
   return {leaf_span(grid, group, lane / 2), lane / 2, lane % 2};
 }
 
-// Copies a group's leaves to LDS, one vec8 per lane in each round. `row` is the address that global column 0 would
+// Copies a group's leaves to LDS. In each round a lane copies one vec8. `row` is the address that global column 0 would
 // have.
 template <class T>
 RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid, Group group, const Tile<T>& tile,
@@ -61,7 +61,7 @@ RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid
   wave_barrier();
 }
 
-// Turns the columns of a group that its row does not keep into -Inf. Returns status bits if the kept set is bad.
+// Sets columns of a group to -Inf if the row does not keep them. Returns status bits if the kept set is bad.
 template <class T>
 RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, Group group, std::int64_t row,
                                        const Tile<T>& tile, int lane) {
@@ -71,7 +71,7 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   std::uint32_t* bitmap = tile.bitmap();
   for (int i = lane; i < kKeptWords; i += kWave) bitmap[i] = 0;
   wave_barrier();
-  // Bits are indexed by leaf and by column within it, since leaves of several parts are not contiguous.
+  // Bits are indexed by the leaf and by the column within the leaf, because leaves of several parts are not contiguous.
   const std::int64_t target = target_of(p, row);
   const bool bad = scan_kept(p, kept, target, lane, kWave, [&](std::int64_t id) {
     const int leaf = leaf_of_column(grid, group, id);
@@ -90,7 +90,8 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   return status;
 }
 
-// A lane's four columns of a vec8, as z; columns past the leaf's last are -Inf, which contributes nothing.
+// Loads a lane's four columns of a vec8 as z. Columns past the leaf's last column become -Inf, which contributes
+// nothing.
 template <class T>
 RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf, int first, int columns, float inverse,
                           float (&z)[kHalf]) {
@@ -102,7 +103,7 @@ RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf
   }
 }
 
-// The two lanes of a leaf compute its statistics; both receive them.
+// The two lanes of a leaf compute its statistics together. Both lanes receive the result.
 template <class T, bool kMoments>
 RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Storage* leaf, int columns, int half,
                                    float c) {
@@ -142,7 +143,8 @@ RLK_DEVICE SoftmaxStats leaf_stats(const LogprobInput& p, const typename T::Stor
   return reference.usable ? sums : stats;
 }
 
-// Combines lanes by a perfect binary tree whose first distance is `first`. Every lane receives the root.
+// Combines the lanes' statistics by a perfect binary tree, whose first step combines lanes at distance `first`. Every
+// lane receives the root.
 template <bool kMoments>
 RLK_DEVICE SoftmaxStats tree_over_lanes(SoftmaxStats s, int first) {
   for (int distance = first; distance < kWave; distance *= 2) {
@@ -165,7 +167,7 @@ RLK_DEVICE void store_node(float* to, const SoftmaxStats& s) {
 RLK_DEVICE SoftmaxStats load_node(const float* from) { return {from[0], from[1], from[2], from[3]}; }
 constexpr int kNodeFloats = kNodeBytes / 4;
 
-// A block is one wave; it computes one group of one row of the launch.
+// A block is one wave, which computes one group of one row of the launch.
 template <class T, bool kMoments>
 RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row, float* nodes) {
   const int lane = thread_id();
@@ -188,7 +190,7 @@ RLK_DEVICE void groups_kernel(const LogprobParams& p, const GroupGrid& grid, std
   }
 }
 
-// A block is one wave; it computes one row of the launch.
+// A block is one wave, which computes the root of one row of the launch.
 template <class T>
 RLK_DEVICE void roots_kernel(const LogprobParams& p, const GroupGrid& grid, std::int64_t first_row,
                              const float* nodes) {

@@ -1,4 +1,4 @@
-// The kernels of logprob, for the file that names them and for the host's launches.
+// The bodies of all kernels of logprob, for logprob_kernels.hip.
 #pragma once
 
 #include "backward.h"

@@ -8,7 +8,8 @@
 namespace rlk::hip {
 
 constexpr int kGroupThreads = 64;  // a wave
-constexpr int kLeafPad = 16;       // bytes after each leaf in LDS, so that lanes at the same column hit other banks
+constexpr int kLeafPad = 16;       // padding after each leaf in LDS, so that lanes at the same column hit different
+                                   // banks
 constexpr int kKeptWords = kGroupColumns / 32;
 
 constexpr int leaf_bytes(int element_bytes) { return kLeafColumns * element_bytes + kLeafPad; }
@@ -18,7 +19,7 @@ constexpr std::size_t group_lds_bytes(DType t) {
 }
 
 constexpr int kBackwardThreads = 256;
-constexpr int kBackwardColumns = 8;  // neighbouring columns of a thread
+constexpr int kBackwardColumns = 8;  // neighbouring columns that a thread computes
 constexpr int kSegmentColumns = kBackwardThreads * kBackwardColumns;
 constexpr std::size_t kBackwardLds = kSegmentColumns / 8;  // bitmap of kept columns
 

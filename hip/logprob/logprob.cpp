@@ -1,4 +1,4 @@
-// Host side of the HIP backend of logprob: checks of memory safety, and the cut of a call into launches.
+// The host side of logprob on HIP. It checks memory safety, and cuts a call into launches.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 namespace rlk::hip {
 namespace {
 
-// Rows of one launch. The second dimension of a grid limits these rows. The workspace, which has a node for each group
-// of each row, limits them too.
+// The most rows of one launch. There are two limits: the second dimension of a grid, and the size of the workspace,
+// which has a node for each group of each row.
 std::int64_t rows_of_launch(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19, kMostRows = 65535;
   return std::min(kMostRows, kMostNodes / grid.nodes);

@@ -5,8 +5,8 @@
 
 namespace rlk::hip {
 
-constexpr int kWhitenThreads = 256;                   // threads of a block, which takes one sequence or the whole batch
-constexpr int kWhitenTeams = kWhitenThreads / 32;     // teams of 32 lanes; each takes a chunk at a time
-constexpr int kWhitenLdsBytes = kWhitenThreads * 16;  // per lane the count, the minimum and the maximum; sums of teams
+constexpr int kWhitenThreads = 256;                   // threads of a block, for one sequence or for the batch
+constexpr int kWhitenTeams = kWhitenThreads / 32;     // teams of 32 lanes; each processes a chunk at a time
+constexpr int kWhitenLdsBytes = kWhitenThreads * 16;  // per lane: count, minimum and maximum; then sums of teams
 
 }  // namespace rlk::hip

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of masked_whiten: checks of memory safety, and its launches.
+// The host side of masked_whiten on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"

@@ -1,5 +1,6 @@
-// masked_whiten in five launches: sums of sequences, their mean, sums of squares, the variance, the tokens. Each block
-// sums one sequence. Each team of 32 lanes takes a chunk of 128 tokens at a time, four per lane.
+// masked_whiten in five launches. They compute the sums of sequences, the mean, the sums of squares, the variance, and
+// the tokens. Each block sums one sequence. Each team of 32 lanes processes a chunk of 128 tokens at a time, with four
+// tokens per lane.
 #pragma once
 
 #include "hip/common/half_wave.h"
@@ -19,7 +20,7 @@ struct WhitenTeam {
   }
 };
 
-// Count, minimum and maximum of a lane's tokens, then of a block's tokens.
+// The count, minimum and maximum of a lane's tokens, and later of a block's tokens.
 struct WhitenCounts {
   std::int64_t n = 0;
   float least = infinity(), largest = -infinity();
@@ -41,7 +42,7 @@ struct WhitenBlock {
   RLK_DEVICE float* sums() const { return reinterpret_cast<float*>(lds()); }
 };
 
-// The counts of all lanes together. LDS is free before and after.
+// Adds the counts of all lanes. The function overwrites LDS, and its barriers protect earlier and later uses of LDS.
 RLK_DEVICE WhitenCounts counts_of_block(const WhitenCounts& of_lane) {
   auto* counts = reinterpret_cast<WhitenCounts*>(lds());
   block_barrier();
@@ -71,7 +72,7 @@ RLK_DEVICE bool has_vectors(const MaskedWhitenParams& p, const TokenSpan& span) 
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0;
 }
 
-// The tokens of a lane in the chunk that its team has, and a bit for each that counts.
+// The tokens of a lane in its team's chunk, and one bit per token, which is set if the token counts.
 struct WhitenLane {
   FourTokens x = {};
   unsigned counted = 0;
@@ -124,7 +125,7 @@ RLK_DEVICE void whiten_sums_kernel(const MaskedWhitenParams& given, std::int64_t
     const float of_team = team_lane() < kWhitenTeams ? block.sums()[team_lane()] : 0.0f;
     tree.take(sum_over_lanes<kWhitenTeams>(block.team(), of_team));
   }
-  // Bad offsets make the sum NaN, and therefore the mean and all tokens.
+  // Bad offsets make the sum NaN. The mean and all tokens then become NaN, too.
   const float total = has_bad_offsets(p.sequences, sequence) ? canonical_nan() : finished_sum(tree.finish());
   if constexpr (!kSquares) {
     const WhitenCounts all = counts_of_block(counts);

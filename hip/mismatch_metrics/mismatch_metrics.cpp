@@ -1,4 +1,4 @@
-// Host side of the HIP backend of mismatch_metrics: checks of memory safety, and the choice of kernels.
+// The host side of mismatch_metrics on HIP. It checks memory safety and chooses the kernels.
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of optimal_token_baseline: checks of memory safety, and its launches.
+// The host side of optimal_token_baseline on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "hip/common/launch.h"

@@ -1,5 +1,5 @@
-// The kernels of optimal_token_baseline by the names that the host looks up. Compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of optimal_token_baseline under the names that the host looks up. They are compiled for gfx90a and
+// gfx942, and for the emulation.
 #include "hip/tokens/gpu.h"
 #include "kernels/advantages/optimal_baseline_scan.h"
 

@@ -1,5 +1,6 @@
-// pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/packing/pack_copy.h, shared
-// with CUDA, has the copy and its distribution over threads. kernels/packing/pack_scan.h has the prefix sum.
+// pack and unpack. HBM bandwidth bounds them: they read bytes once and write them once. kernels/packing/pack_copy.h has
+// the copy and its distribution over threads, and kernels/packing/pack_scan.h has the prefix sum. CUDA shares both
+// files.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -7,10 +8,11 @@
 
 namespace rlk::hip {
 
-// Each block counts one row of the mask, one token per thread at a time, and stores the row's length in cu_seqlens.
+// Each block counts the tokens in one row of the mask, one token per thread at a time, and stores the row's length in
+// cu_seqlens.
 RLK_DEVICE void pack_positions_kernel(const PackLayoutParams& p, std::int64_t first_block) {
   constexpr int kWaves = kPositionThreads / kWave;
-  // [2][kWaves]: two buffers, so that a tile need not wait for the previous tile.
+  // [2][kWaves]: two buffers in turn, so that a tile need not wait until the previous tile's counts are read.
   auto* of_waves = reinterpret_cast<std::int32_t*>(lds());
   const std::int64_t row = first_block + block_id_x();
   const int wave = thread_id() / kWave, lane = thread_id() % kWave;

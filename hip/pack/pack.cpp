@@ -1,4 +1,4 @@
-// Host side of the HIP backend of pack: checks of memory safety, and its launches.
+// The host side of pack on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/pack.h"
 
 #include "hip/common/launch.h"

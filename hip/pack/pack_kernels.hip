@@ -1,4 +1,5 @@
-// The kernels of pack by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of pack under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/pack/copy.h"
 
 RLK_KERNEL(rlk::kPackThreads)

@@ -1,4 +1,5 @@
-// The kernels of policy_loss by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of policy_loss under the names that the host looks up. They are compiled for gfx90a and gfx942, and for
+// the emulation.
 #include "hip/tokens/kernels.h"
 #include "kernels/losses/policy_kernels.h"
 

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of preference_loss: checks of memory safety, and its launches.
+// The host side of preference_loss on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of random_bits: checks of memory safety, and its launches.
+// The host side of random_bits on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/random_bits.h"
 
 #include "hip/common/launch.h"

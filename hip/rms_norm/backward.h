@@ -1,5 +1,5 @@
-// rms_norm backward in three kernels: dx by rows, dweight's chains by groups of 64 rows, and the sum of those chains.
-// Bound by HBM: dy and h are read twice, dx is written once.
+// The backward of rms_norm in three kernels: dx by rows, the chains of dweight by groups of 64 rows, and the sum of
+// these chains. HBM bandwidth bounds them: they read dy and h twice, and write dx once.
 #pragma once
 
 #include "hip/linear/tree.h"
@@ -43,7 +43,7 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
   }
 }
 
-// A block sums kNormThreads vec8s of columns in one group; each group has `column_blocks` blocks.
+// A block sums kNormThreads vec8s of columns over the rows of one group. Each group has `column_blocks` blocks.
 template <class T, bool kVector>
 RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int64_t first_block,
                                        std::int64_t column_blocks) {
@@ -72,7 +72,8 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
   }
 }
 
-// Each thread sums one column. The thread adds the groups of 8192 rows as a tree, one block of rows after another.
+// Each thread sums one column. It adds the groups of each block of 8192 rows as a tree, and then adds one block of rows
+// after another.
 template <class T>
 RLK_DEVICE void rms_norm_fold_kernel(const RmsNormBackwardParams& p, std::int64_t first_block) {
   constexpr int kLevels = 7;

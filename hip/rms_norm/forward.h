@@ -1,5 +1,6 @@
-// rms_norm forward: a wave or a block reads a row twice, the second time from the cache. The kernel serves any width
-// and alignment. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
+// The forward of rms_norm. A wave or a block reads a row twice, the second time from the cache. The kernel works for
+// any width and alignment. HBM bandwidth bounds it: it reads x and the residual once, and writes y and the new residual
+// once.
 #pragma once
 
 #include "hip/rms_norm/row.h"
@@ -12,8 +13,8 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   const bool exists = at.row < p.num_rows;
   const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
   const auto* x = row_at<T>(p.x, p.x_rows, row);
-  // Without a residual any pointer serves, since the kernel does not read it. With a null pointer the compiler would
-  // not know the address space.
+  // Without a residual, the pointer may be any address, because the kernel does not read it. A null pointer would hide
+  // the address space from the compiler.
   const bool adds = p.residual != nullptr;
   const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);
   float lane = 0.0f;
@@ -32,7 +33,7 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   if (exists && p.rstd != nullptr && at.first == 0) global_pointer(p.rstd)[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
   auto* y = row_at<T>(p.y, p.y_rows, row);
-  // Reads back this thread's own writes.
+  // This thread wrote what it reads here.
   const auto* h = row_at<T>(adds ? p.new_residual : p.x, adds ? p.new_residual_rows : p.x_rows, row);
   for (std::int64_t k = at.first; k < columns; k += at.kStep) {
     Columns z = load_columns<T, kVector>(h + k, columns - k);

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of rms_norm: checks of memory safety, the kernel that serves a call, and its launches.
+// The host side of rms_norm on HIP. It checks memory safety, and chooses and launches the kernels of a call.
 #include "rlk/ops/rms_norm.h"
 
 #include <string>
@@ -16,7 +16,7 @@ std::string kernel_name(const char* what, const std::string& shape, DType t) {
   return std::string("rlk_rms_norm_") + what + shape + type_suffix(t);
 }
 
-// The part of a kernel's name that gives the threads of a row.
+// The part of a kernel's name that tells which threads share a row, and how they load it.
 std::string row_shape(std::int64_t columns, bool vectors) {
   return std::string(columns <= kMostWaveColumns ? "_wave" : "_block") + (vectors ? "" : "_elements");
 }

@@ -1,4 +1,5 @@
-// The kernels of rms_norm by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of rms_norm under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/rms_norm/backward.h"
 #include "hip/rms_norm/forward.h"
 

@@ -1,4 +1,5 @@
-// Parts that forward and backward of rms_norm share: the weight, a thread's position, the contract's sum over a row.
+// The parts that the forward and the backward of rms_norm share: the weight, a thread's position, and the contract's
+// sum over a row.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -7,7 +8,7 @@
 
 namespace rlk::hip {
 
-// Weights plus the offset. Weights have the rows' type or float32, and are 1 if there is no weight.
+// Loads weights and adds the offset. Weights have the type of the rows or float32. Without a weight they are 1.
 template <class T, bool kVector, class Params>
 RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64_t count) {
   Columns w;
@@ -25,11 +26,11 @@ RLK_DEVICE Columns load_weights(const Params& p, std::int64_t column, std::int64
   return w;
 }
 
-// A thread's position. A row has kThreads threads: a wave or a block.
+// The position of a thread. kThreads threads share a row: a wave or a block.
 template <int kThreads>
 struct Place {
   std::int64_t row;
-  int first;  // column of its first vec8
+  int first;  // first column of the thread's first vec8
   static constexpr int kStep = kThreads * kVec8;
 };
 template <int kThreads>
@@ -38,8 +39,8 @@ RLK_DEVICE Place<kThreads> place(std::int64_t first_block) {
   return {(first_block + block_id_x()) * kRows + thread_id() / kThreads, thread_id() % kThreads * kVec8};
 }
 
-// The sum of a row, in every thread. `lane` is the value of this thread's lane in the contract's tree. A wave's row has
-// at most 64 lanes. A block's row takes two barriers.
+// Returns the sum of a row to every thread of the row. `lane` is the value of this thread's lane in the contract's
+// tree. If a wave has the row, the tree has at most 64 lanes. If a block has the row, the sum takes two barriers.
 template <int kThreads>
 RLK_DEVICE float row_sum(float lane) {
 #pragma unroll
@@ -51,7 +52,7 @@ RLK_DEVICE float row_sum(float lane) {
     lane = add_rn(add_rn(of_wave[0], of_wave[1]), add_rn(of_wave[2], of_wave[3]));
     block_barrier();
   }
-  return add_rn(lane, 0.0f);  // a zero sum is +0, as where lanes are missing
+  return add_rn(lane, 0.0f);  // makes a zero sum +0, as a tree with missing lanes would
 }
 
 }  // namespace rlk::hip

@@ -6,6 +6,6 @@
 namespace rlk::hip {
 
 constexpr int kRopeThreads = 256;      // threads per block: four waves
-constexpr int kRopeHeadsOfThread = 4;  // heads of a thread, one after another, with one load of their angles
+constexpr int kRopeHeadsOfThread = 4;  // heads that a thread rotates one after another by angles that it loads once
 
 }  // namespace rlk::hip

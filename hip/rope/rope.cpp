@@ -1,4 +1,4 @@
-// Host side of the HIP backend of rope: checks of memory safety, the kernel that serves a call, and its launches.
+// The host side of rope on HIP. It checks memory safety, and chooses and launches the kernels of a call.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>

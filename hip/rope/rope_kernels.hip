@@ -1,4 +1,5 @@
-// The kernels of rope by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of rope under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/rope/rotate.h"
 
 #define RLK_ROPE_KERNEL(name, kernel) \

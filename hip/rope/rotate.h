@@ -1,5 +1,5 @@
-// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once; the angles of a token,
-// which all of its heads share, come from a cache.
+// rope, with queries and keys in one launch. HBM bandwidth bounds it: heads are read once and written once. All heads
+// of a token share its angles, so most reads of angles hit in a cache.
 //
 // Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. The two ranges
 //   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four
@@ -13,14 +13,14 @@
 
 namespace rlk::hip {
 
-// Rounds a value to type T. The store makes a NaN canonical.
+// Rounds a value to type T. The later store makes a NaN canonical.
 template <class T>
 RLK_DEVICE float as_element(float x) {
   if constexpr (sizeof(typename T::Storage) == sizeof(float)) return x;
   return rounded<T>(x);
 }
 
-// Queries come first, then keys.
+// The address of a head. Heads of queries come first, then heads of keys.
 template <class T>
 RLK_DEVICE const typename T::Storage* head_in(const RopeParams& p, const RopePlace& at, std::int64_t head) {
   const bool key = head >= p.q.num_heads;
@@ -47,7 +47,7 @@ RLK_DEVICE RopeRows rows_of_pair(const RopeParams& p, const RopePlace& at, int p
   return {p, at, section, id};
 }
 
-// An angle in the precision of the products.
+// An angle, rounded to T if the call rounds products.
 template <class T>
 RLK_DEVICE float angle_at(const RopeParams& p, const void* from, std::int64_t i) {
   const float value = p.angle_dtype == DType::kFloat32
@@ -67,8 +67,8 @@ RLK_DEVICE RopeAngle<float> angle_of_pair(const RopeParams& p, const RopeRows& r
           angle_at<T>(p, p.cos.data, rows.cos + b), p.transposed ? -sin_a : sin_b};
 }
 
-// kCount values of T or float32 in the precision of the products. The values have up to 16 bytes and are aligned to
-// their total size.
+// Loads kCount angles of type T or float32, and rounds them to T if the call rounds products. The angles have at most
+// 16 bytes and are aligned to their total size.
 template <class T, int kCount>
 RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t at, float* to) {
   const auto load = [&](auto t) {
@@ -87,7 +87,7 @@ RLK_DEVICE void load_angles(const RopeParams& p, const void* from, std::int64_t 
   for (int i = 0; i < kCount; ++i) to[i] = p.round_products ? as_element<T>(to[i]) : to[i];
 }
 
-// Loads the angles of eight pairs of columns, column_a + j and column_b + j.
+// Loads the angles of eight pairs. Pair j has the columns column_a + j and column_b + j.
 template <class T>
 RLK_DEVICE void load_halves(const RopeParams& p, const RopeRows& rows, int column_a, int column_b,
                             RopeAngle<float>* angles) {
@@ -168,7 +168,7 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // the last copied vec8 may lack a partner
+          if (column >= head_dim) continue;  // the last unit that is copied may have a single vec8
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }

@@ -1,5 +1,5 @@
-// The kernels of sample: each block computes one row, and eight lanes share a leaf. The headers select.h and tree.h
-// of kernels/sample, shared with the CPU and CUDA, have the code of a row.
+// The kernels of sample. Each block computes one row, and eight lanes share a leaf. The headers select.h and tree.h of
+// kernels/sample have the code of a row. The CPU and CUDA share these headers.
 #pragma once
 
 #include "hip/common/element.h"
@@ -53,7 +53,7 @@ struct SampleTeam {
 
 RLK_DEVICE SampleShared* sample_shared() { return reinterpret_cast<SampleShared*>(lds()); }
 
-// The params lie in LDS: as arguments they would take more SGPRs than there are.
+// Copies the params to LDS. As kernel arguments they would take more SGPRs than there are.
 template <class Params>
 RLK_DEVICE const Params& params_in_lds(const Params& p) {
   auto* const copy = reinterpret_cast<Params*>(lds() + sizeof(SampleShared));

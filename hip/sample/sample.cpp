@@ -1,4 +1,4 @@
-// Host side of the HIP backend of sample: checks of memory safety, and its launches.
+// The host side of sample on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/sample.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of scatter_rewards: checks of memory safety, the cut of the work, and the choice of
+// The host side of scatter_rewards on HIP. It checks memory safety, splits the work into blocks, and chooses the
 // kernels.
 #include "rlk/ops/scatter_rewards.h"
 

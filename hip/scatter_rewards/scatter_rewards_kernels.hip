@@ -1,4 +1,5 @@
-// The kernels of scatter_rewards by the names that the host looks up. Compiled for gfx90a and gfx942, and for the emulation.
+// The kernels of scatter_rewards under the names that the host looks up. They are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/tokens/gpu.h"
 #include "kernels/advantages/reward_spread.h"
 #include "kernels/advantages/reward_zeros.h"
@@ -35,7 +36,8 @@ rlk_scatter_rewards_spread_blocks(rlk::ScatterRewardsParams p, std::int64_t firs
                                           rlk::hip::TokenGpu::shared<rlk::SpreadShared>());
 }
 
-// A separate kernel: inside the kernel above, the compiler would no longer know which pointers point to global memory.
+// This code is a separate kernel. Inside the kernel above, the compiler would no longer know which pointers point to
+// global memory.
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_rest(rlk::ScatterRewardsParams p, std::int64_t first_block) {
   rlk::clear_spread_rest<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x());

@@ -7,7 +7,7 @@
 
 namespace rlk::hip {
 
-constexpr int kSumThreads = 256;  // threads per sequence: four waves; each takes a chunk at a time
+constexpr int kSumThreads = 256;  // threads per sequence: four waves; each sums a chunk at a time
 constexpr int kSumWaves = kSumThreads / 64;
 constexpr int kSequenceChunk = 2048;
 constexpr int kChunksOfRound = 64;

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of sequence_logprob: checks of memory safety, and its launches.
+// The host side of sequence_logprob on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <string>

@@ -1,6 +1,6 @@
-// sequence_logprob: each block sums one sequence, and each wave a chunk of 2,048 positions. Neighbouring lanes read
-// neighbouring positions, four rows of 64 at a time. Bound by HBM: log-probabilities and flags are read once. The
-// gradient is written token by token (kernels/packing/sequence_gradient.h).
+// sequence_logprob. Each block sums one sequence, and each of its waves sums a chunk of 2,048 positions at a time.
+// Neighbouring lanes read neighbouring positions, four rows of 64 at a time. HBM bandwidth bounds the kernel, which
+// reads log-probabilities and flags once. kernels/packing/sequence_gradient.h computes the gradient, token by token.
 #pragma once
 
 #include "hip/common/element.h"

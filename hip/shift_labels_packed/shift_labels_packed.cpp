@@ -1,4 +1,4 @@
-// Host side of the HIP backend of labels and masks: checks of memory safety, and its launches.
+// The host side of labels and masks on HIP. It checks memory safety and launches the kernels.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "hip/common/launch.h"

@@ -10,9 +10,10 @@ struct TokenGpu {
   static constexpr int kLanes = kWave;
   static constexpr bool kReadsAgain = true;
   static constexpr bool kFewAtOnce = false;  // reading few sums at once would take scratch memory on gfx942
-  using Tokens = float;                      // conditions of four tokens would need more SGPRs than a wave has
-  // Reads `p` from the kernel's argument memory at each use. Otherwise the compiler would keep more numbers over a loop
-  // than there are SGPRs. `p` must be the kernel's whole first argument, not another object or a part of it.
+  using Tokens = float;                      // the conditions of four tokens would need more SGPRs than a wave has
+  // Makes each use read `p` again from the memory of the kernel's arguments. Otherwise the compiler would keep more
+  // numbers in SGPRs over a loop than there are SGPRs. `p` must be the kernel's whole first argument, not another
+  // object or a part of it.
   template <class Params>
   static RLK_DEVICE const Params& first_argument([[maybe_unused]] const Params& p) {
 #if defined(__HIP_DEVICE_COMPILE__)
@@ -26,7 +27,8 @@ struct TokenGpu {
   static RLK_DEVICE int thread() { return thread_id(); }
   static RLK_DEVICE float shuffle_xor(float x, int distance) { return hip::shuffle_xor(x, distance); }
   static RLK_DEVICE void barrier() { block_barrier(); }
-  // A wave's accesses to memory are in order. This fence keeps the compiler and the emulation's lanes in order, too.
+  // The hardware performs a wave's memory accesses in order. This fence also makes the compiler and the lanes of the
+  // emulation keep that order.
   static RLK_DEVICE void wave_barrier() {
 #if defined(__HIP_DEVICE_COMPILE__)
     __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");

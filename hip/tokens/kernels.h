@@ -1,4 +1,4 @@
-// The kernels of passes over tokens, by name. An operator is given by its Batch:
+// Macros that define the kernels of passes over tokens. An operator is described by its Batch:
 //
 //   RLK_TOKEN_STATISTICS(operator, Batch): the first pass, and its results for sequences
 //

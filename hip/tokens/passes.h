@@ -1,4 +1,4 @@
-// Host side of passes over tokens: the launches of the kernels of kernels/tokens/passes.h.
+// The host side of passes over tokens. It launches the kernels of kernels/tokens/passes.h.
 #pragma once
 
 #include <string>
@@ -26,8 +26,8 @@ void run_token_terms(const typename Batch::Params& p, int device, Stream stream,
                 token_workspace<Batch>(q, p.workspace), passes.slots, token_tile(q));
 }
 
-// Kernels are named `prefix`_statistics, _sequences, _few, _sums and _results. The kernel of the terms has a name of
-// its own.
+// Kernels are named `prefix`_statistics, _sequences, _few, _sums and _results. `terms_kernel` is the name of the kernel
+// for the tokens' terms.
 template <class Batch>
 void run_token_passes(const typename Batch::Params& p, int device, Stream stream, const std::string& prefix,
                       const std::string& terms_kernel) {

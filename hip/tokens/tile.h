@@ -6,8 +6,8 @@
 
 namespace rlk::hip {
 
-// If sequences have at most kWaveTokens tokens on average, a wave takes each tile. Up to kLeastBlockTokens a block
-// takes the smallest tile that it can, above kLeastBlockTokens the largest.
+// The mean length of sequences selects the tile. Up to kWaveTokens tokens, one wave processes a tile. Up to
+// kLeastBlockTokens tokens, a block processes the smallest possible tile. Above that, it processes the largest tile.
 constexpr std::int64_t kWaveTokens = 128, kLeastBlockTokens = 4096;
 
 inline int token_tile(const Sequences& q) {

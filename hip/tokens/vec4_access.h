@@ -1,4 +1,4 @@
-// Loads, stores and masks of four neighbouring tokens of a sequence, which are a lane's share of a chunk.
+// Loads, stores and masks of four neighbouring tokens of a sequence. Four tokens are a lane's share of a chunk.
 #pragma once
 
 #include "hip/common/wave.h"

@@ -1,4 +1,4 @@
-// Host side of the HIP backend of value_loss: checks of memory safety, and the choice of kernels.
+// The host side of value_loss on HIP. It checks memory safety and chooses the kernels.
 #include "rlk/ops/value_loss.h"
 
 #include "hip/tokens/passes.h"

@@ -1,7 +1,7 @@
 // Copies byte ranges between any addresses, for CUDA and HIP. A thread writes aligned 16-byte vectors of the
-// destination. The alignment of a vector's source decides how the thread reads it: as a whole, as two halves of 8
-// bytes, as a half between two words, or as five words that are shifted together. Bytes before and after the whole
-// vectors are copied one by one.
+// destination. The alignment of a vector's source decides how the thread reads it. It reads the vector as a whole, as
+// two halves of 8 bytes, as a half between two words, or as five words that it shifts together. Bytes before and after
+// the whole vectors are copied one by one.
 #pragma once
 
 #include <cstdint>

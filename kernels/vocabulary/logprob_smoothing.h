@@ -1,9 +1,9 @@
 // Adds label smoothing to a row whose logprob and lse, or statistics, are already written. CUDA and HIP share this
 // pass. It sums the row's z by rule 5's tree. HBM bandwidth bounds the kernel, because it reads each logit once more.
 //
-// A Block has kSmoothingThreads threads, and 32 neighbouring threads are a team. It has lane(), the index in the team;
-// number(), the index of the team; shuffle_xor(value, mask) within the team; barrier() for all threads; and nodes(), an
-// array of kMostSmoothingNodes floats in shared memory.
+// A Block has kSmoothingThreads threads, and 32 neighbouring threads are a team. lane() is the index in the team, and
+// number() is the index of the team. shuffle_xor(value, mask) works within the team, and barrier() for all threads.
+// nodes() is an array of kMostSmoothingNodes floats in shared memory.
 #pragma once
 
 #include "kernels/vocabulary/logprob_groups.h"
