@@ -1,4 +1,4 @@
-// Fibers, their scheduler, and the operations of a wave's lanes together.
+// The fibers, their scheduler, and the operations that the lanes of a wave perform together.
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -45,8 +45,9 @@ constexpr std::size_t kStackBytes = 64 << 10;
 #endif
 
 #if defined(__x86_64__)
-// The pointer of a suspended stack; the callee-saved registers lie on its top. ucontext's functions would make two
-// system calls per switch. Under the address sanitizer, exceptions would also clear the shadow of a whole stack.
+// The stack pointer of a suspended fiber. The callee-saved registers lie at the top of its stack. The functions of
+// ucontext would make two system calls per switch. Under the address sanitizer, exceptions would also clear the shadow
+// of a whole stack.
 struct Context {
   void* top = nullptr;
 };
@@ -71,7 +72,7 @@ struct Context {
     ret)");
 }
 
-// A context that begins `entry`, which never returns, on an empty stack.
+// Sets `context` to start `entry` on an empty stack. `entry` never returns.
 void begin_context(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
   auto end = reinterpret_cast<std::uintptr_t>(stack + bytes) & ~std::uintptr_t{15};
   auto* words = reinterpret_cast<void**>(end) - 8;  // six registers, entry, and a return address of null
@@ -98,11 +99,11 @@ void begin_context(Context& context, unsigned char* stack, std::size_t bytes, vo
 struct Lane {
   Context context;
   std::unique_ptr<unsigned char[]> stack{new unsigned char[kStackBytes]};
-  int thread = 0;  // the lane's thread number in its block
-  // The operation that the lane waits for.
+  int thread = 0;  // index of the lane's thread in its block
+  // The operation at which the lane waits.
   Meeting meeting = Meeting::kEnd;
   SourceLocation here;
-  std::int32_t value = 0;  // operand of a shuffle or a ballot, then its result
+  std::int32_t value = 0;  // operand, and later result, of a shuffle or a ballot
   int mask = 0;
   std::uint64_t votes = 0;
   DType type = DType::kBFloat16;
@@ -110,7 +111,8 @@ struct Lane {
   float c[16] = {};
 };
 
-// Lanes that no launch has in use. New stacks would take most of the time of a small launch.
+// Lanes that no launch uses at the moment. They are kept because allocating new stacks would take most of the time of a
+// small launch.
 class Pool {
  public:
   std::unique_ptr<Lane> take() {
@@ -130,7 +132,7 @@ class Pool {
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-// The state of a host thread, which runs a block at a time.
+// The state of a host thread, which runs one block at a time.
 struct Block {
   const Launch* launch = nullptr;
   const std::function<void()>* kernel = nullptr;
@@ -158,7 +160,7 @@ void enter_lane(Block& b, Lane& lane) {
 }
 void leave_lane(Block& b, bool ends) {
 #if defined(__SANITIZE_ADDRESS__)
-  if (ends) __asan_handle_no_return();  // the next block's lane begins on a stack without these frames
+  if (ends) __asan_handle_no_return();  // the lane's stack is used again without these frames
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(ends ? nullptr : &fake, b.scheduler_stack, b.scheduler_stack_bytes);
 #endif
@@ -205,8 +207,8 @@ bool same_place(const Lane& a, const Lane& b) {
 
 using Wave = Lane* const*;  // pointers to the kWave lanes of a wave
 
-// Multiplies in either matrix shape, by the shape's lane layout. An output adds its products in ascending k, in the
-// unit's groups.
+// Performs a matrix instruction of either shape with the shape's layout of lanes. Each output adds its products in
+// ascending k, in groups of the size that the matrix unit has.
 template <int kSize, int kK>
 void multiply(const Block& b, Wave lanes) {
   constexpr int kOutputs = kSize * kSize / kWave;
@@ -233,7 +235,7 @@ void multiply(const Block& b, Wave lanes) {
   for (int lane = 0; lane < kWave; ++lane) std::copy_n(d[lane], kOutputs, lanes[lane]->c);
 }
 
-// Performs an operation of a wave. All lanes of the wave wait at the same place.
+// Performs an operation of a wave, after all lanes of the wave have reached the same operation.
 void perform(const Block& b, Wave lanes) {
   std::int32_t value[kWave];
   std::uint64_t votes = 0;
@@ -267,7 +269,7 @@ std::vector<int> ordered(int count, Order order, std::mt19937& random) {
   return indices;
 }
 
-// Runs a wave until its lanes wait at a block's barrier or have ended.
+// Runs a wave until its lanes wait at a block barrier or have ended.
 void run_wave(Block& b, Wave lanes, std::mt19937& random) {
   for (;;) {
     for (int i : ordered(kWave, b.launch->order, random)) enter_lane(b, *lanes[i]);
@@ -280,7 +282,8 @@ void run_wave(Block& b, Wave lanes, std::mt19937& random) {
 }
 
 void run_block(Block& b, std::mt19937& random) {
-  // Every word of LDS begins as NaN. LDS has exactly the requested size, so that the sanitizer sees accesses beyond it.
+  // Every word of LDS starts as a NaN. LDS has exactly the requested size, so that the address sanitizer finds accesses
+  // beyond it.
   b.lds.reset(new unsigned char[b.launch->lds_bytes]);
   std::memset(b.lds.get(), 0xff, b.launch->lds_bytes);
   std::vector<Lane*> lanes;
@@ -303,7 +306,7 @@ int thread_id() { return block_->running->thread; }
 int block_id_x() { return block_->x; }
 int block_id_y() { return block_->y; }
 unsigned char* lds() { return block_->lds.get(); }
-void atomic_or(std::uint32_t* word, std::uint32_t bits) { *word |= bits; }  // a block's lanes share a thread
+void atomic_or(std::uint32_t* word, std::uint32_t bits) { *word |= bits; }  // a block's lanes share a host thread
 
 std::int32_t shuffle_xor(std::int32_t value, int mask, SourceLocation here) {
   block_->running->value = value;

@@ -1,9 +1,10 @@
-// wave.h on the host. A block's lanes are fibers of one thread, and they meet at the operations below.
+// The primitives of wave.h on the host. The lanes of a block are fibers of one host thread. A lane that reaches one of
+// the operations below waits until the other lanes reach it.
 //
-// The emulation checks that all lanes of a wave reach each wave operation, and all threads of a block each barrier,
-// from the same line. The emulation also checks that nothing depends on the order of waves (launch them forward,
-// backward, shuffled), or on what LDS held before (NaN in every word). The emulation cannot show timing, real
-// concurrency inside a wave, or the driver.
+// The emulation checks that all lanes of a wave reach each wave operation from the same source line. It checks the same
+// for all threads of a block at each barrier. Tests launch waves in ascending, descending and shuffled order, and every
+// word of LDS starts as a NaN. They therefore find results that depend on the order of waves or on old contents of LDS.
+// The emulation cannot show timing, real concurrency inside a wave, or the driver.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +32,7 @@ using SourceLocation = std::experimental::source_location;
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// For kernels. `here` is the caller's line.
+// For kernels. `here` is the source line of the caller.
 int thread_id();
 int block_id_x();
 int block_id_y();
@@ -73,12 +74,12 @@ struct Launch {
   int blocks_x = 1, blocks_y = 1, threads = kWave;
   std::size_t lds_bytes = 0;
   Order order = Order::kForward;
-  MmaUnit unit = MmaUnit::kGfx942;  // whose matrix instructions
-  int host_threads = 1;             // threads that blocks run on in parallel
+  MmaUnit unit = MmaUnit::kGfx942;  // the GPU whose matrix instructions are emulated
+  int host_threads = 1;             // host threads that run blocks in parallel
 };
 
-// Runs `kernel` once per lane of every block. If two lanes reach different wave operations or barriers, it prints their
-// source lines and aborts.
+// Runs `kernel` once per lane of every block. If two lanes reach different wave operations or barriers, the function
+// prints their source lines and aborts.
 void launch(const Launch& how, const std::function<void()>& kernel);
 
 }  // namespace emulation

@@ -33,8 +33,8 @@ RLK_HD float attention_factor(float a, float b) {
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// The reference of a row over the blocks of a split so far. m is -Inf while no block has contributed, and NaN if a
-// score was NaN or the reference is too large (contract: m >= 2^21).
+// The reference of a row over the blocks of a split so far. m is -Inf while no block has contributed. It is NaN if a
+// score was NaN, or if the reference reaches the contract's limit of 2^21.
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();

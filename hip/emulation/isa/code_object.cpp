@@ -1,5 +1,5 @@
-// Loads an AMD code object: its segments, its kernels (from note, symbols and descriptors) and its instructions (from
-// llvm-objdump's disassembly).
+// Loads an AMD code object: its segments, its kernels and its instructions. Kernels come from the note, the symbols and
+// the descriptors. Instructions come from llvm-objdump's disassembly.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +18,7 @@ u64 get(const u8* p, int bytes) {
   return x;
 }
 
-// MessagePack. The metadata use maps, arrays, strings and integers.
+// A node of MessagePack. The code object's metadata use maps, arrays, strings and integers.
 struct Node {
   std::string text;
   u64 number = 0;
@@ -159,7 +159,7 @@ void read_symbols(Code& code, const u8* elf) {
   }
 }
 
-// A line is a tab, the instruction, "// ADDRESS:" and its words.
+// A line consists of a tab, the instruction's text, "// ADDRESS:" and the instruction's words.
 bool read_line(char* line, Instruction& i) {
   char* comment = line[0] == '\t' ? std::strstr(line, "// ") : nullptr;
   if (!comment) return false;
@@ -208,7 +208,8 @@ void disassemble(Code& code, const u8* elf, u64 size) {
   }
 }
 
-// Reports registers beyond those that a kernel asks for, and float modes that would change its results.
+// Reports scratch memory, float modes that would change results, and registers beyond the number that the kernel
+// requests.
 void check_kernel(const Code& code, const Kernel& kernel) {
   constexpr u32 kFloatMode = 0xf0;  // to nearest, denormals kept
   const u32 split = kernel.first_accumulator(), all = kernel.num_vgprs();

@@ -1,4 +1,4 @@
-// v_cmp and v_cmpx: a comparison is the set of outcomes for which it is true.
+// v_cmp and v_cmpx. A comparison is described by the set of outcomes for which it is true.
 #include "operands.h"
 
 namespace rlk::hip::isa {
@@ -70,7 +70,8 @@ void compare(Wave& w, const Instruction& i) {
   set_mask(w, i, mask);
 }
 
-// The classes in the order of the instruction's mask: signalling and quiet NaN, then from -Inf to +Inf.
+// Bits of the instruction's mask stand for classes in this order: signalling NaN, quiet NaN, then the classes of
+// numbers from -Inf to +Inf.
 bool is_of_class(u32 x, u32 mask) {
   const bool negative = x >> 31;
   const u32 magnitude = x & 0x7fffffff;

@@ -1,5 +1,5 @@
-// Turns a line of llvm-objdump's disassembly into the function that executes it. An unknown instruction is named when
-// its module loads, and stops the process if a wave reaches it.
+// Turns a line of llvm-objdump's disassembly into the function that executes it. An unknown instruction is printed when
+// its module is loaded. It stops the process if a wave reaches it.
 #include <cstdio>
 #include <cstdlib>
 
@@ -77,7 +77,7 @@ bool read_operand(std::string text, Operand& o) {
   return read_registers(text, o) || read_constant(text, o);
 }
 
-// The text from `at` to the next separator outside brackets. `at` moves to the end of that separator.
+// Returns the text from `at` to the next separator outside brackets. `at` moves to the end of that separator.
 std::string next_word(const std::string& text, std::size_t& at, const char* separators) {
   while (at < text.size() && text[at] == ' ') ++at;
   const std::size_t begin = at;
@@ -101,7 +101,8 @@ void read_list(const std::string& text, u8* to) {
   }
 }
 
-// SDWA: the operand that is src0. A carry-in operand comes last, and SDWA selects no part of the carry.
+// The operand to which SDWA's modifiers for source k apply. A carry-in operand comes last, and SDWA selects no part of
+// the carry.
 Operand& sdwa_source(Instruction& i, const std::string& name, int k) {
   const bool has_carry = starts(name, "v_cndmask") || starts(name, "v_addc") || starts(name, "v_subb");
   const bool has_one = starts(name, "v_mov") || starts(name, "v_cvt") || starts(name, "v_not");

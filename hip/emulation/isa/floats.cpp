@@ -1,5 +1,5 @@
 // Vector instructions on floats. Denormals are kept, as in the kernels' float mode. A NaN result is the first NaN
-// operand made quiet, else 0x7fc00000.
+// operand, made quiet. If no operand is a NaN, it is 0x7fc00000.
 #include <algorithm>
 #include <limits>
 
@@ -27,7 +27,8 @@ u32 finished(const Instruction& i, u32 x) {
   return as_bits(f);
 }
 
-// -0 is below +0. If one operand is a quiet NaN, the result is the other operand.
+// The maximum and minimum of two operands. -0 is less than +0. If one operand is a quiet NaN, the result is the other
+// operand.
 u32 larger(u32 a, u32 b) {
   if (is_signalling(a) || is_signalling(b)) return quiet(is_signalling(a) ? a : b);
   if (is_nan(a) || is_nan(b)) return is_nan(a) ? b : a;
@@ -43,14 +44,14 @@ u32 smaller(u32 a, u32 b) {
 
 u32 fused(u32 a, u32 b, u32 c) { return result(std::fmaf(as_float(a), as_float(b), as_float(c)), a, b, c); }
 u32 flushed(u32 x) { return exponent(x) ? x : x & 0x80000000; }
-u32 unfused(u32 a, u32 b, u32 c) {  // v_mad_f32 and its kin: two roundings, denormals are zeros
+u32 unfused(u32 a, u32 b, u32 c) {  // v_mad_f32 and similar: two roundings, denormals are zeros
   a = flushed(a), b = flushed(b), c = flushed(c);
   const u32 product = flushed(as_bits(as_float(a) * as_float(b)));
   return flushed(result(as_float(product) + as_float(c), a, b, c));
 }
 
-// Approximations are off by at most one ulp. For one input in eight the result is the neighbour on the other side of
-// the exact value, unless RLK_ISA_ULPS is 0.
+// Approximate results are off by at most one ulp. For one input in eight, the result is the float on the other side of
+// the exact value. With RLK_ISA_ULPS = 0 all results are rounded correctly.
 u32 approximated(double exact, u32 input) {
   static const bool exactly = setting("RLK_ISA_ULPS", "1") == "0";
   const float x = float(exact);
@@ -69,8 +70,8 @@ T saturated(double x) {
   return T(x);
 }
 
-// The three instructions of a division, after AMD's description of the instruction set. If only 1/d is denormal, the
-// divisor is scaled by 2^-64; the description leaves this case open.
+// The three instructions of a division, as AMD's description of the instruction set defines them. The description does
+// not define the case that only 1/d is denormal. Here the divisor is then scaled by 2^-64.
 u32 division_scaled(u32 value, u32 divisor, u32 dividend, bool& scaled) {
   const float d = as_float(divisor), n = as_float(dividend);
   const auto by = [&](int e) { return as_bits(std::ldexp(as_float(value), e)); };
@@ -102,7 +103,7 @@ u32 division_fixed(u32 quotient, u32 divisor, u32 dividend) {
   if (d == 0 || std::isinf(n)) return sign | 0x7f800000;
   if (std::isinf(d) || n == 0) return sign;
   if (exponent(dividend) - exponent(divisor) < -150) return sign;
-  if (is_nan(quotient)) return sign | 0x7f800000;  // the refinement of a quotient that overflows
+  if (is_nan(quotient)) return sign | 0x7f800000;  // refining a quotient that overflows gives a NaN
   return sign | (quotient & 0x7fffffff);
 }
 
@@ -124,7 +125,7 @@ Function float2(F) {
     write_result(w, i, x);
   };
 }
-// An operation with three operands. `third` is the index of the last operand; 0 means the destination.
+// An operation with three operands. `third` is the index of the last operand, or 0 if that is the destination.
 template <int third = 3, class F>
 Function float3(F) {
   return [](Wave& w, const Instruction& i) {
@@ -136,7 +137,7 @@ Function float3(F) {
   };
 }
 
-// v_pk_*_f32: two results from two registers of each operand; the modifiers pick which half each takes.
+// v_pk_*_f32 computes two results from two registers of each operand. Modifiers select the register that a result uses.
 template <int count, class F>
 Function packed(F) {
   return [](Wave& w, const Instruction& i) {
@@ -228,7 +229,7 @@ void add_functions(Table& t) {
     write_result(w, i, x);
   };
   t["v_div_fixup_f32"] = float3([](u32 a, u32 b, u32 c) { return division_fixed(a, b, c); });
-  // Rounds once: product and sum are scaled before the rounding.
+  // The result is rounded once, because the sum is scaled before it is rounded.
   t["v_div_fmas_f32"] = [](Wave& w, const Instruction& i) {
     Lanes<u32> own[3], x;
     const u32 *a = read_floats(w, i.operands[1], own[0]), *b = read_floats(w, i.operands[2], own[1]);

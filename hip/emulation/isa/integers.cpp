@@ -42,7 +42,7 @@ u32 signed_field(u32 a, u32 at, u32 n) {
   return at + n >= 32 ? u32(i32(a) >> at) : u32(i32(a << (32 - at - n)) >> (32 - n));
 }
 
-// Destination, carry out, two operands and perhaps a carry in.
+// The operands are the destination, the carry out, two sources, and perhaps a carry in.
 template <bool subtracts, bool reversed, bool takes_carry>
 void with_carry(Wave& w, const Instruction& i) {
   Lanes<u32> own[2], x;
@@ -71,7 +71,7 @@ Function shift64(F) {
     write_pairs(w, i.operands[0], b);
   };
 }
-// a * b + c in 64 bits. f(a, b, c, &x) returns whether it overflows.
+// a * b + c in 64 bits. f(a, b, c, &x) writes the sum to x and returns whether it overflows.
 template <class F>
 Function multiply_add64(F) {
   return [](Wave& w, const Instruction& i) {

@@ -36,7 +36,7 @@ void open_device_memory(bool open) {
   }
 }
 
-// The callers of a signal handler, innermost first, if their names are exported.
+// Returns the functions that a signal interrupted, innermost first, if their names are exported.
 std::string caller() {
   void* frames[24];
   const int count = backtrace(frames, 24);
@@ -61,7 +61,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
     const auto after = device_memory.upper_bound(at);
     if (after != device_memory.begin()) {
       const auto [address, bytes] = *std::prev(after);
-      if (at < address + bytes) {  // the fault is reported once, then the launch continues
+      if (at < address + bytes) {  // the fault is reported once, then the host continues
         write_report(Severity::kFault, nullptr, nullptr, "THE HOST TOUCHES DEVICE MEMORY in " + caller(), at);
         mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE);
         return;
@@ -97,7 +97,8 @@ std::mt19937& generator() {
   return rng;
 }
 
-// The share of each kernel's instructions that ran. At the end of the process it is appended to the file RLK_ISA_STATS.
+// Counts of each kernel's launches and of its instructions that ran. They are appended to the file RLK_ISA_STATS at the
+// end of the process.
 struct Statistics {
   u64 launches = 0, blocks = 0, waves = 0, instructions = 0;
   Code* code = nullptr;
@@ -131,7 +132,7 @@ void write_statistics() {
   std::fclose(file);
 }
 
-// The kernel's arguments, which end at a page that faults, and the launch packet.
+// The kernel's arguments and the launch packet. A page that must not be accessed follows the arguments.
 struct Inputs {
   u8* memory = nullptr;
   u64 bytes = 0;
@@ -174,7 +175,7 @@ struct Inputs {
   Inputs& operator=(const Inputs&) = delete;
 };
 
-// Sets the registers that the descriptor asks for, and poisons all others.
+// Sets the registers that the kernel's descriptor requests, and fills all others with the poison value.
 void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Inputs& inputs) {
   const Kernel& kernel = *block.kernel;
   const u32 split = kernel.first_accumulator(), all = kernel.num_vgprs();
@@ -220,14 +221,15 @@ void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Input
   w.set_exec(exec);
 }
 
-// Runs at most `most` instructions, until the wave ends or waits. Returns false if the wave does neither.
+// Runs a wave until it ends, waits at a barrier, or has run `most` more instructions. Returns false if the wave has
+// reached the limit RLK_ISA_LIMIT of instructions.
 bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
   const Instruction* instructions = w.block->code->instructions.data();
   running_wave = &w;
   while (!w.done && !w.waiting && most--) {
     const int at = w.pc++;
     running = &instructions[at];
-    std::atomic_signal_fence(std::memory_order_seq_cst);  // the handler of faults reads `running`
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // the fault handler reads `running`
     hit[at] = 1;
     ++w.num_instructions;
     running->function(w, *running);
@@ -237,7 +239,7 @@ bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
 
 using Waves = std::vector<std::unique_ptr<Wave>>;
 
-// Called when all waves wait or have ended. Returns true if some wait, and lets these continue.
+// Called when every wave waits or has ended. Lets the waiting waves continue, and returns whether there are any.
 bool pass_barrier(Waves& waves, int count) {
   const Wave* first = nullptr;
   bool ended = false;

@@ -1,4 +1,4 @@
-// A launch: blocks run one after another, and their waves in the order of RLK_STANDIN_ORDER.
+// A launch. Blocks run one after another. RLK_STANDIN_ORDER sets the order of the waves of a block.
 #pragma once
 
 #include <string>
@@ -11,10 +11,11 @@ struct Grid {
   u32 x, y, threads, lds_bytes;
 };
 
-// Runs all blocks. If a wave touched invalid memory or never ended, reports it and returns false.
+// Runs all blocks. If a wave accesses invalid memory or does not end, the function reports it and returns false.
 bool run_launch(Code& code, const Kernel& kernel, const Grid& grid, void** arguments);
 
-// Pages that stand for a device's memory. Kernels may always touch them, the host only while the pages are open.
+// Pages that stand for a device's memory. Kernels may always access them. The host may access them only while they are
+// open.
 void register_device_memory(u64 address, u64 bytes);
 void forget_device_memory(u64 address);
 void close_device_memory(bool close);

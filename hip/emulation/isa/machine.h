@@ -1,4 +1,4 @@
-// The emulator's state of a CDNA compute unit: decoded instructions, kernels, waves of 64 lanes, blocks.
+// The emulator's model of a CDNA compute unit: decoded instructions, kernels, waves of 64 lanes, and blocks.
 #pragma once
 
 #include <array>
@@ -31,7 +31,7 @@ constexpr int kScc = 253;
 template <class T>
 using Lanes = std::array<T, kLanes>;
 
-// A part of a 32-bit register, as SDWA names it.
+// A part of a 32-bit register, by SDWA's names.
 enum Part : u8 { kByte0 = 0, kWord0 = 4, kDword = 6 };
 
 struct Operand {
@@ -39,8 +39,8 @@ struct Operand {
   Kind kind = kNone;
   int index = 0;          // number of the first register
   int num_registers = 1;  // registers in a scalar or vector range
-  u64 bits = 0;           // an integer constant's
-  double value = 0;       // a floating constant's
+  u64 bits = 0;           // the value of an integer constant
+  double value = 0;       // the value of a floating constant
   bool is_float = false, is_literal = false;
   bool negate = false, absolute = false, sign_extend = false;
   u8 part = kDword;
@@ -65,9 +65,9 @@ struct Instruction {
   float output_factor = 1;
   u8 op_sel[3] = {0, 0, 0}, op_sel_hi[3] = {1, 1, 1}, neg_lo[3] = {0, 0, 0}, neg_hi[3] = {0, 0, 0};
   int bytes = 0;       // size of a memory access
-  int pair_scale = 0;  // ds_read2 and ds_write2: elements per unit of the pair's offsets; else 0
+  int pair_scale = 0;  // ds_read2 and ds_write2: elements per unit of an offset; else 0
   enum Extension : u8 { kZero, kSigned8, kSigned16, kLowHalf, kHighHalf } extension = kZero;
-  int outcomes = 0;  // for comparisons: the set of outcomes for which the comparison is true, see compare.cpp
+  int outcomes = 0;  // for a comparison: the set of outcomes for which it is true (compare.cpp)
   bool sets_exec = false;
   int tile = 0, depth = 0;  // shape of a matrix instruction
   bool is_half = false;
@@ -86,7 +86,7 @@ struct Kernel {
   std::vector<Argument> arguments;
 
   u32 num_vgprs() const { return ((rsrc1 & 63) + 1) * 8; }
-  u32 first_accumulator() const { return ((rsrc3 & 63) + 1) * 4; }  // the unified register file's split
+  u32 first_accumulator() const { return ((rsrc3 & 63) + 1) * 4; }  // first accumulator's register number
 };
 
 // A code object in memory, and its instructions in the order of their addresses.
@@ -95,7 +95,7 @@ struct Code {
   u8* base = nullptr;
   u64 span = 0;
   std::vector<Instruction> instructions;
-  std::unordered_map<u64, int> at;  // an address to an index
+  std::unordered_map<u64, int> at;  // maps an address to an index of `instructions`
   std::map<std::string, Kernel> kernels;
 };
 std::unique_ptr<Code> load_code(const u8* elf, u64 size_bytes, const std::string& arch);
@@ -104,8 +104,8 @@ struct Block {
   Code* code;
   const Kernel* kernel;
   u32 number;
-  std::vector<u8> lds, written;             // bytes, and whether any lane wrote them
-  std::vector<u64> lds_writer, lds_reader;  // the accessors (races.h) that wrote and read each byte
+  std::vector<u8> lds, written;             // the bytes, and whether any lane has written each byte
+  std::vector<u64> lds_writer, lds_reader;  // the accessors (races.h) that last wrote and read each byte
 };
 
 struct Wave {
@@ -114,7 +114,7 @@ struct Wave {
   bool scc, done, waiting;
   int pc;  // an index into Code::instructions
   int number;
-  u32 epoch;  // barriers passed
+  u32 epoch;  // number of barriers that the wave has passed
   Block* block;
   u64 num_instructions;
 
@@ -129,14 +129,14 @@ struct Wave {
   bool on(int lane) const { return exec() >> lane & 1; }
 };
 
-// The function that executes an instruction, by its name without the encoding's suffix.
+// Maps an instruction's name, without the suffix of its encoding, to the function that executes it.
 using Table = std::unordered_map<std::string, Function>;
 void add_scalar(Table& table);
 void add_floats(Table& table);
 void add_doubles(Table& table);
 void add_integers(Table& table);
 void add_lanes(Table& table);
-Function comparison(const std::string& name, Instruction& i);  // nullptr if no comparison has the name
+Function comparison(const std::string& name, Instruction& i);  // nullptr if `name` is not a comparison
 Function global_access(const std::string& name, Instruction& i);
 Function lds_access(const std::string& name, Instruction& i);
 Function matrix(const std::string& name, Instruction& i);

@@ -1,4 +1,4 @@
-// Loads, stores and atomics of global memory, which is the host's, and of a block's LDS.
+// Loads, stores and atomics of global memory and of a block's LDS. Global memory is the host's memory.
 #include <algorithm>
 
 #include "operands.h"
@@ -116,13 +116,13 @@ void global_atomic(Wave& w, const Instruction& i) {  // [destination,] address, 
   }
 }
 
-constexpr u64 kSeveralWaves = 31ull << 33;  // a wave number that no block has; it stands for several readers
+constexpr u64 kSeveralWaves = 31ull << 33;  // a wave number that no block has; stands for several readers
 u64 with_reader(u64 before, u64 me) {
   const bool same_epoch = ((before ^ me) & 0x1fffffffeull) == 0;
   return before && before >> 33 != me >> 33 && same_epoch ? me | kSeveralWaves : me;
 }
 
-// Whether n bytes at `at` are in the block's LDS; records the access.
+// Records an access of n bytes of LDS, and returns whether all bytes are in the block's LDS.
 bool note_lds(Wave& w, const Instruction& i, u64 at, int n, Access access, const u8* value = nullptr) {
   Block& b = *w.block;
   const bool writes = access != Access::kLoad;

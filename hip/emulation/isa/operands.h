@@ -1,4 +1,4 @@
-// Reading and writing operands: lanes of vector registers, scalars, constants, with their modifiers.
+// Functions that read and write operands with their modifiers: lanes of vector registers, scalars and constants.
 #pragma once
 
 #include <immintrin.h>
@@ -16,7 +16,7 @@ inline u32 as_bits(float x) { return std::bit_cast<u32>(x); }
 inline float half_to_float(u16 x) { return _cvtsh_ss(x); }
 inline u16 float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
-// `of_float`: a 64-bit instruction takes a 32-bit literal as the high half of a double.
+// of_float: the instruction works on floats. With 64 bits, a 32-bit literal is then the high half of a double.
 inline u64 read_scalar(const Wave& w, const Operand& o, int bits, bool of_float = false) {
   if (o.kind == Operand::kScalar) {
     if (o.index == kScc) return w.scc;
@@ -49,7 +49,7 @@ inline u32 part_of(u32 x, const Operand& o) {
   return x;
 }
 
-// The bits of every lane. The bits are stored in `own` if no register holds exactly these bits.
+// Returns the bits of every lane. They are written to `own` if no register holds exactly these bits.
 inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, int bits = 32) {
   if (o.kind == Operand::kVector) {
     if (o.part == kDword) return w.v[o.index];
@@ -59,7 +59,7 @@ inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, in
   }
   return own.data();
 }
-// The bits of every lane after the operand's modifiers, abs and neg.
+// Returns the bits of every lane after the operand's modifiers abs and neg.
 inline const u32* read_floats(const Wave& w, const Operand& o, Lanes<u32>& own) {
   const u32* bits = read_bits(w, o, own);
   if (!o.negate && !o.absolute) return bits;
@@ -116,7 +116,7 @@ inline void write_result(Wave& w, const Instruction& i, Lanes<u32>& x) {
 }
 inline void write_mask(Wave& w, const Operand& o, u64 mask) { w.set_pair(o.index, mask); }
 
-// The result of an instruction from functions of one lane, int1([](u32 a) { return ~a; }).
+// Makes the function of an instruction from a function of one lane, as in int1([](u32 a) { return ~a; }).
 template <class F>
 Function int1(F) {
   return [](Wave& w, const Instruction& i) {

@@ -1,11 +1,13 @@
-// Races: two accesses of one byte, one of them a write, that no barrier separates and that are not both atomic.
+// Finds races. A race is two accesses of the same byte by different waves. At least one of them is a write, no barrier
+// separates them, and they are not both atomic.
 #pragma once
 
 #include "machine.h"
 
 namespace rlk::hip::isa {
 
-// An accessor: block, wave, epoch between barriers, and whether the access is atomic. 0 stands for none.
+// An accessor is a number made of the block, the wave, the wave's number of passed barriers, and whether the access is
+// atomic. 0 stands for no accessor.
 inline u64 accessor(const Wave& w, bool atomic) {
   return u64(w.block->number + 1) << 38 | u64(w.number) << 33 | u64(w.epoch & 0x7fffffff) << 1 | u64(atomic);
 }
@@ -17,12 +19,13 @@ inline bool races(u64 a, u64 b) {
 }
 
 bool watches_races();    // RLK_ISA_RACES
-void forget_accesses();  // a launch begins
+void forget_accesses();  // call it when a launch begins
 enum class Access { kLoad, kScalarLoad, kStore, kAtomic };
-// Records an access of n bytes of global memory before it happens. `value` is the value of a store.
+// Records an access of n bytes of global memory and reports races. Call it before the access. `value` is the value of a
+// store.
 void note_global(Wave& w, const Instruction& i, u64 address, int n, Access access, const u8* value = nullptr);
 
-// The lanes of one store; each stores n bytes.
+// The lanes of one store instruction. Each lane stores n bytes.
 struct Stores {
   Lanes<u64> address;
   Lanes<bool> on;

@@ -1,13 +1,16 @@
-// A libamdhip64 whose devices run the machine code of the embedded bundles, one instruction after another: the functions
-// that hip/common/runtime.cpp looks up. Environment variables, read at their use:
+// Replaces libamdhip64: defines the functions that hip/common/runtime.cpp looks up. Its devices run the machine code of
+// the embedded bundles, one instruction after another. These environment variables are read when they are used:
 //   RLK_STANDIN_ARCH      gfx942 (default) or gfx90a: which code object of a bundle runs
-//   RLK_STANDIN_ORDER     forward, backward or shuffled: blocks, and waves, which "shuffled" switches every 1 to 50
-//                         instructions by RLK_ISA_SEED
-//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION as in tests/hip/hip_standin.cpp; RLK_STANDIN_FAIL of hipModuleLaunchKernel alone
-//   RLK_ISA_LOG           the file of reports (stderr);  RLK_ISA_STATS  of each kernel's instructions, and how many ran
-//   RLK_ISA_POISON        what registers and LDS hold at first (7fdeadbe, a NaN)
-//   RLK_ISA_ULPS          0: v_rcp_f32 and its kin are exact;  RLK_ISA_RACES  0: races are not sought, which is faster
-//   RLK_ISA_ARGUMENT_SIZES  1: the host tells the sizes of arguments, as builds with tests do
+//   RLK_STANDIN_ORDER     forward, backward or shuffled: the order of blocks and of waves. With "shuffled" the running
+//                         wave changes after 1 to 50 instructions, at random with the seed RLK_ISA_SEED
+//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION as in tests/hip/hip_standin.cpp; RLK_STANDIN_FAIL for
+//                         hipModuleLaunchKernel alone
+//   RLK_ISA_LOG           the file of reports (default: stderr)
+//   RLK_ISA_STATS         the file of statistics: the number of each kernel's instructions, and how many of them ran
+//   RLK_ISA_POISON        the value that registers and LDS hold at first (7fdeadbe, a NaN)
+//   RLK_ISA_ULPS          0: v_rcp_f32 and similar instructions are exact
+//   RLK_ISA_RACES         0: the emulator does not look for races, which is faster
+//   RLK_ISA_ARGUMENT_SIZES  1: the host passes the sizes of arguments, as builds with tests do
 #include "hip/common/runtime.h"
 
 #include <cstdlib>
@@ -35,7 +38,7 @@ enum Status {
 thread_local int current = 0, last_error = kSuccess;
 std::mutex mutex;  // one launch at a time
 
-int returned(int status) {  // a failed call stores its error, as in HIP
+int returned(int status) {  // a failed call stores its error, as HIP does
   if (status != kSuccess) last_error = status;
   return status;
 }
@@ -58,7 +61,8 @@ u64 word(const u8* p) {
 }
 constexpr std::string_view kMagic = "__CLANG_OFFLOAD_BUNDLE__";
 
-// The architecture's code object of a bundle; nullptr if the bundle has none. Loaded once.
+// Returns the code object of the current architecture in a bundle, or nullptr if the bundle has none. It is loaded only
+// once.
 Code* code_of(const u8* image) {
   static auto& loaded = *new std::map<std::pair<const u8*, std::string>, std::unique_ptr<Code>>;
   const std::string wanted = arch();
@@ -77,7 +81,7 @@ void say(const std::string& what, const Kernel& kernel, u64 detail) {
   write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);
 }
 
-// Checks the arguments' sizes. The caller puts a mark after the arguments, and the sizes after the mark.
+// Checks the sizes of the arguments. The caller appends a mark to the arguments, and the sizes to the mark.
 void check_sizes(const Kernel& kernel, void** arguments) {
   std::size_t count = 0;
   for (const Kernel::Argument& a : kernel.arguments) count += !starts(a.kind, "hidden_");

@@ -9,7 +9,7 @@ namespace {
 
 u64 cut(u64 x, int bits) { return bits == 32 ? u64(u32(x)) : x; }
 
-// An operation on two operands of one width. Operations that set SCC set it if the result is not 0.
+// An operation on two operands of the same width. SCC tells whether the result is not 0.
 template <int bits, class F>
 void logic(Wave& w, const Instruction& i) {
   const u64 x = cut(F{}(read_scalar(w, i.operands[1], bits), read_scalar(w, i.operands[2], bits)), bits);
@@ -31,7 +31,7 @@ Function save_exec(F) {
   };
 }
 
-// Registers one function f(w, i, bits) for each width.
+// Registers f(w, i, bits) for 32 and for 64 bits.
 template <class F>
 void add_both(F, Table& t, const std::string& name) {
   t["s_" + name + "_b32"] = [](Wave& w, const Instruction& i) { F{}(w, i, 32); };
@@ -40,7 +40,7 @@ void add_both(F, Table& t, const std::string& name) {
 u64 arg(const Wave& w, const Instruction& i, int k, int bits) { return read_scalar(w, i.operands[k], bits); }
 void set(Wave& w, const Instruction& i, u64 x, int bits) { write_scalar(w, i.operands[0], x, bits); }
 
-// Operations from 32 to 32 bits. The second form sets SCC if the result is not 0.
+// Operations on 32 bits. With word_scc, SCC tells whether the result is not 0.
 template <class F>
 Function word(F) {
   return [](Wave& w, const Instruction& i) { set(w, i, u32(F{}(u32(arg(w, i, 1, 32)), u32(arg(w, i, 2, 32)))), 32); };
@@ -53,7 +53,7 @@ Function word_scc(F) {
     w.scc = x != 0;
   };
 }
-// f returns the result with SCC in bit 32.
+// f returns the result in its low 32 bits and SCC in bit 32.
 template <class F>
 Function word_carry(F) {
   return [](Wave& w, const Instruction& i) {
@@ -68,7 +68,7 @@ Function word1(F) {
 }
 
 template <class T>
-T extract(T x, u32 control) {  // an offset in the low bits, a width from bit 16 on
+T extract(T x, u32 control) {  // control: an offset in the low bits, a width from bit 16 on
   constexpr u32 kBits = 8 * sizeof(T);
   const u32 n = control >> 16 & 127, at = control & (kBits - 1);
   if (!n) return 0;
@@ -244,7 +244,7 @@ void add_bits(Table& t) {
 void add_arithmetic(Table& t) {
   t["s_add_u32"] = word_carry([](u64 a, u64 b, u64) { return a + b; });
   t["s_addc_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a + b + c; });
-  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });  // a borrow sets bit 32 and all bits above it
+  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });  // a borrow sets bit 32 and all higher bits
   t["s_subb_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a - b - c; });
   t["s_add_i32"] = word_carry([](u64 a, u64 b, u64) {
     i32 x;
@@ -314,7 +314,8 @@ void add_control(Table& t) {
     set(w, i, after(w, i), 64);
     jump(w, to);
   };
-  // Waits and caches: memory is coherent here, and an instruction ends before the next instruction begins.
+  // Instructions for waits and caches do nothing: memory is coherent here, and an instruction ends before the next one
+  // begins.
   for (const char* name : {"s_nop", "s_waitcnt", "s_waitcnt_vscnt", "s_sleep", "s_setprio", "s_clause",
                            "s_sched_barrier", "s_inst_prefetch", "buffer_wbl2", "buffer_inv", "buffer_wbinvl1",
                            "buffer_wbinvl1_vol", "buffer_invl2", "s_dcache_inv", "s_icache_inv", "v_nop"}) {
