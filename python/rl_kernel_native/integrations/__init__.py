@@ -1,5 +1,5 @@
 """Connects this library's operators to models and frameworks of other projects. This package imports operators;
-operators never import it.
+operators never import this package.
 
 The first call of a function imports the modules that need torch. `integrations.trl`, `.megatron` and `.vllm` are
 imported at first use.
@@ -21,7 +21,7 @@ __all__ = ["enable", "megatron", "patch_model", "status", "trl", "unpatch_model"
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a framework's module at first use: it needs torch."""
+    """Imports a framework's module at first use, because the module needs torch."""
     if name not in ("megatron", "trl", "vllm"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
@@ -38,21 +38,21 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
             trainer.train()
         print(ran.calls)  # the operators that ran; without policy_loss and attention, the trainer is not served
 
-    A trainer that exists already keeps its model and engine as they are; its first loss logs a warning that says so.
+    A trainer that already exists keeps its model and engine unchanged, and its first loss logs a warning about this.
     ``rk.status(trainer.model)`` names the modules that are served.
 
     Args:
         rollout: ``"vllm"``: the plugin of docs/vllm.md. The plugin refuses an engine if it cannot replace one of the
             engine's modules.
         trainer: ``"trl"``: ``integrations.trl.enabled()``, and ``patch_model(model, strict=True)`` for the model of
-            each GRPOTrainer created from now on. With both, an update raises an error if a colocated vLLM cannot reset
-            its prefix cache afterwards.
+            each GRPOTrainer that is created after this call. If ``rollout`` is given too, an update raises an error if
+            a colocated vLLM cannot reset its prefix cache afterwards.
     Returns:
-        A context manager. The end of the context, or ``close()``, undoes the trainer's part. The plugin stays until the
-        process ends, and patched models stay patched.
+        A context manager. The end of the context, or ``close()``, undoes the changes of ``trainer``. The plugin stays
+        until the process ends, and patched models stay patched.
     Raises:
-        ValueError for other names, or none at all; else as ``integrations.vllm.enable``, ``integrations.trl.enabled``
-        and, when a trainer is made, :func:`patch_model`.
+        ValueError for other names, or if no name is given. Further errors are those of ``integrations.vllm.enable``, of
+        ``integrations.trl.enabled`` and, when a trainer is created, of :func:`patch_model`.
     Source: docs/vllm.md; examples/grpo_vllm.py.
 
     Example:
@@ -72,42 +72,43 @@ def _patch(name: str) -> Any:
 
 
 def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = False, probe: bool = True) -> Patched:
-    """Replaces operators in a transformers decoder by this library's, where they are proved to compute the same.
+    """Replaces operators of a transformers decoder with this library's, if a proof shows that they compute the same.
 
     A module is replaced only if its class is known and its functions are unchanged from their source file. Known
     classes are torch's own and the classes of Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3, Phi-3, OLMo 2, GLM-4, and
     the dense parts of Qwen3-MoE and Mixtral. A probe on a small copy must show that the replacement computes the same.
-    The replacement's error against float64 is at most twice the module's own, plus one unit in the last place. A module
-    without this proof keeps its own forward. One warning logs such modules, and the result names each with the reason.
+    The replacement's error against float64 must be at most twice the error of the module itself, plus one unit in the
+    last place. A module without this proof keeps its own forward. One warning lists these modules, and the result names
+    each of them with the reason.
 
-    Parameters, buffers and the modules themselves stay as they are: only the calls of their forwards are replaced, and
-    hooks, adapters, checkpointing and sharding go on working. Nothing that another model could share is changed.
-    :func:`unpatch_model` undoes the patch. Patch last: a module that is added later and computes with torch raises a
-    ValueError in the next forward.
+    Parameters, buffers and the modules themselves stay as they are: only the calls of their forwards are replaced.
+    Hooks, adapters, checkpointing and sharding continue to work. Objects that other models may share are not changed.
+    :func:`unpatch_model` undoes the patch. Patch after all other changes: if a module that computes with torch is added
+    later, the next forward raises a ValueError.
 
-    With all operators, and nothing left to torch, a token's logits have the same bits in any batch and at any place in
-    it. Padding on either side, packing, chunked prefill and decoding with a cache change no bit. With a mask, positions
-    that are not given count from the first real token, as in ``generate`` (docs/models.md).
+    If all operators are replaced and torch computes none, a token's logits have the same bits in any batch and at any
+    place in the batch. Padding on either side, packing, chunked prefill and decoding with a cache change no bit. If a
+    mask is given and positions are not, positions count from the first real token, as in ``generate`` (docs/models.md).
 
     Args:
         model: a causal language model of transformers, or a module that holds one (a PEFT model).
-        ops: a selection of ``"embedding"``, ``"linear"`` (including the head), ``"rms_norm"``, ``"rope"`` (with cos and
-            sin from tables that are the same on every device), ``"attention"``, ``"silu_mul"`` (or the model's GELU);
-            None: all.
-        strict: raise an error for each module that is not proved, and for a switch that is changed later, such as
-            ``is_causal``.
-        probe: False skips the probes: only classes and functions are compared.
+        ops: a selection of ``"embedding"``, ``"linear"`` (including the head), ``"rms_norm"``, ``"rope"`` (its tables
+            of cos and sin are the same on every device), ``"attention"``, ``"silu_mul"`` (or the model's GELU); None:
+            all.
+        strict: raise an error for a module without a proof, and for a switch, such as ``is_causal``, that is changed
+            later.
+        probe: False skips the probes, so only classes and functions are compared.
     Returns:
-        The number of modules that each operator now serves, as a dict. The dict's attribute ``unproved`` lists the
-        modules that torch still computes.
+        A dict with the number of modules that each operator now computes. Its attribute ``unproved`` names the modules
+        that torch still computes, with the reasons.
     Raises:
-        ImportError for a transformers older than 5.14; TypeError for another model or type of `ops`; ValueError for
-        another name, and for a model that is already patched, in whole or in part, or is on the meta device. With
-        `strict`, a module that is not proved is a ValueError too. Forwards raise a ValueError for masks with padding
-        inside a sequence, for masks wider than the tokens without a cache, and for positions that begin another
-        sequence with a cache.
+        ImportError for a transformers older than 5.14; TypeError for an object that is no such model, or a wrong type
+        of `ops`. ValueError for an unknown name in `ops`, for a model that is already patched, in whole or in part, or
+        for a model on the meta device. With `strict`, ValueError also for a module without a proof. Forwards raise a
+        ValueError in three cases: a mask has padding inside a sequence; without a cache, a mask is wider than the
+        tokens; with a cache, positions begin another sequence.
     Source:
-        docs/numerics.md; the hooks are transformers' own: forwards of modules, through classes derived from theirs.
+        docs/numerics.md; forwards of modules are replaced through classes that are derived from transformers' classes.
 
     Example:
         >>> import transformers
@@ -122,11 +123,12 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
 
 
 def status(model: Any) -> Patched:
-    """Says which modules of a model :func:`patch_model` serves now, and which ones torch computes, with the reasons.
+    """Says which modules of a patched model this library computes now, and which modules torch computes, with the
+    reasons.
 
     Args:
-        model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
-    Returns: as :func:`patch_model`; switches and hooks that changed since are checked again.
+        model: the model that was given to :func:`patch_model`, a copy of this model, or a model loaded from its file.
+    Returns: as :func:`patch_model`; switches and hooks that changed since the patch are checked again.
     Raises: ValueError if the model is not patched.
     Example:
         >>> import transformers
@@ -140,10 +142,10 @@ def status(model: Any) -> Patched:
 
 
 def unpatch_model(model: Any) -> None:
-    """Undoes :func:`patch_model`: the model then computes the same as before, bit for bit.
+    """Undoes :func:`patch_model`: the model then computes the same bits as before the patch.
 
     Args:
-        model: the model that was given to :func:`patch_model`, a copy of it, or one loaded from its file.
+        model: the model that was given to :func:`patch_model`, a copy of this model, or a model loaded from its file.
     Raises: ValueError if the model is not patched, or if other code wrapped a forward after the patch.
     Example:
         >>> import transformers

@@ -1,9 +1,9 @@
 """Forwards of the modules of a transformers decoder on this library's operators. `patch_model` puts these forwards in
 place.
 
-Each forward takes the module as its first argument and calls submodules as the original does, so their hooks, adapters
-and sharding go on working. Rounding points are those of transformers: `rope`, `embedding`, `rms_norm` and `silu_mul`
-differ from the originals only in the last bits of float32 functions and sums.
+Each forward takes the module as its first argument and calls submodules as the original does, so hooks, adapters and
+sharding of submodules continue to work. Rounding points are those of transformers: `rope`, `embedding`, `rms_norm` and
+`silu_mul` differ from the originals only in the last bits of float32 functions and sums.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .sequences import Sequences, locate_sequences
 from .served import base_of, is_served, observed, other_than_served, taken_over
 
 OFFSET_NAMES = ("cu_seq_lens_q", "cu_seq_lens_k")  # transformers' keywords for packed sequences
-SEQUENCES = "rk_sequences"  # keyword that carries the Sequences of a forward through the layers
+SEQUENCES = "rk_sequences"  # keyword that passes the Sequences of a forward to the layers
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
-PROVED = "_rk_proved"  # attribute of a body: the name of the attention function when the attentions were proved
+PROVED = "_rk_proved"  # attribute of a body: its attention function at the time of the proof
 TABLES = "_rk_tables"  # attribute of a rotary embedding: its own RotaryTables, by kind of layer
 KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: the modules that patch_model found
 
@@ -36,7 +36,8 @@ KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: t
 # The call observer.output(output [B, T, H, D]) returns the output.
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
-# A mask of four dimensions goes through transformers unchanged: none is made for attention that needs none.
+# transformers passes on a mask of four dimensions unchanged. This empty mask stops it from making a mask for attention
+# that needs none.
 _NO_MASK = torch.empty(1, 1, 0, 0, dtype=torch.bool, device="cpu")
 _logger = logging.getLogger("rl_kernel_native")
 
@@ -69,10 +70,11 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """LlamaRMSNorm and similar classes; with a residual it returns the pair (normalised, hidden_states + residual).
+    """LlamaRMSNorm and similar classes. With a residual, the function returns the pair (normalised, hidden_states +
+    residual).
 
-    With a weight of a wider dtype, the normalised row is rounded to its own dtype and the product to the weight's, as
-    in transformers.
+    If the weight's dtype is wider, the normalised row is rounded to the dtype of the hidden states and the product to
+    the weight's dtype, as in transformers.
     """
     weight, eps, hidden_states = module.weight, module.variance_epsilon, _rows(hidden_states)
     residual = None if residual is None else _rows(residual)
@@ -88,12 +90,12 @@ def rms_norm(module: Any, hidden_states: torch.Tensor, residual: torch.Tensor | 
 
 
 def wide_rms_norm(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Olmo2RMSNorm, which rounds once, after the weight."""
+    """Olmo2RMSNorm, which rounds only once, after the product with the weight."""
     return rk.rms_norm(_rows(hidden_states), _weight_beside(module, hidden_states), module.variance_epsilon)
 
 
 def offset_rms_norm(module: Any, x: torch.Tensor, residual: torch.Tensor | None = None) -> Any:
-    """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored minus 1; queries and keys come transposed."""
+    """Gemma2RMSNorm and Gemma3RMSNorm, whose weights are stored minus 1. Queries and keys are passed transposed."""
     if x.dim() == 4 and x.shape[1] != 1 and x.stride(1) < x.stride(2):
         x = x.contiguous()
     x, residual = _rows(x), None if residual is None else _rows(residual)
@@ -126,8 +128,8 @@ def _gated(product: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return product(gate, up, round_before_mul=True)
 
 
-# The supported activations by class, each with a function of (gate, up) that returns the product. transformers 5.14 has
-# other classes than 5.24.
+# The supported activations by class, each with a function of (gate, up) that returns the product. The classes in
+# transformers 5.14 differ from those in 5.24.
 ACTIVATIONS: dict[Any, Any] = {torch.nn.SiLU: _silu}
 for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELUTanh": _gelu}.items():
     if hasattr(transformers.activations, _name):
@@ -135,8 +137,7 @@ for _name, _product in {"SiLUActivation": _silu, "GELUTanh": _gelu, "PytorchGELU
 
 
 def gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
-    """LlamaMLP and similar classes. With a hook on the activation, or with another activation, torch computes the
-    MLP."""
+    """LlamaMLP and similar classes. If the activation has a hook or is not in ACTIVATIONS, torch computes the MLP."""
     act = module.act_fn
     product = ACTIVATIONS.get(type(act))
     if product is None or observed(act):
@@ -145,7 +146,7 @@ def gated_mlp(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """Phi3MLP and Glm4MLP, whose gate and up are one projection."""
+    """Phi3MLP and Glm4MLP, in which one projection computes gate and up."""
     act = module.activation_fn
     product = ACTIVATIONS.get(type(act))
     gate, up = module.gate_up_proj(hidden_states).chunk(2, dim=-1)
@@ -153,7 +154,8 @@ def fused_gated_mlp(module: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 
 def layer(module: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **kwargs: Any) -> torch.Tensor:
-    """A decoder layer in which the norm of the MLP's input also adds the residual, unless a hook observes it."""
+    """A decoder layer in which the norm of the MLP's input also adds the residual. If a hook observes the norm, a
+    separate sum adds it."""
     kind = type(module)
     norms, dropouts = kind._rk_norms, kind._rk_dropouts
     attended, _ = module.self_attn(
@@ -208,7 +210,7 @@ def attention_block(
     attention_mask: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention of every family: heads stay in the projections' layout; queries and keys are rotated in one call."""
+    """Attention of every family. Heads stay in the layout of the projections, and one call rotates queries and keys."""
     family, ops = type(module)._rk_family, type(module)._rk_ops
     cache = take_cache(kwargs)
     sequences = kwargs.pop(SEQUENCES, None)
@@ -257,14 +259,13 @@ def attention_block(
 
 @functools.cache
 def _sets_keywords(cache: Any) -> bool:
-    """Whether a cache class sets keywords of the attention function, as the cache of continuous batching does."""
+    """Whether a cache class sets keywords for the attention function, as the cache of continuous batching does."""
     given = inspect.signature(cache.update).parameters.get("kwargs")
     return given is not None and given.kind is not inspect.Parameter.VAR_KEYWORD
 
 
 def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
-    """Raises a ValueError if a hook of a layer or of an attention passes a mask other than the mask of the model's
-    forward."""
+    """Raises a ValueError if a hook of a layer or an attention replaced the mask that the model's forward passed."""
     if mask is None or tuple(mask.shape[-2:]) != (0, 0):
         got = "None" if mask is None else list(mask.shape)
     elif kwargs.get("is_causal", True) is False:
@@ -278,7 +279,8 @@ def _require_mask_of_body(mask: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[Any, ...]:
-    """Operands of a rotation in one dtype, as in torch's products; OLMo 2 returns queries in their own dtype."""
+    """Casts the operands of a rotation to one dtype, as torch's products do. OLMo 2 keeps queries in their own
+    dtype."""
     wide = family.rope_rounding == "float32" and cos.dtype == torch.float32
     if query.dtype == key.dtype and (wide or cos.dtype == query.dtype):
         return query, key, cos, sin
@@ -287,7 +289,7 @@ def _promoted(family: Any, query: Any, key: Any, cos: Any, sin: Any) -> tuple[An
 
 
 def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tuple[int, ...]) -> Any:
-    """Queries, keys and values [B, T, heads, head_dim], normalised if the family does that."""
+    """Queries, keys and values [B, T, heads, head_dim], normalised if the family normalises queries and keys."""
     if family.fused_qkv:
         fused = module.qkv_proj(hidden_states)
         keys = module.num_key_value_heads * module.head_dim
@@ -305,7 +307,8 @@ def _projected(module: Any, family: Any, hidden_states: torch.Tensor, heads: tup
 
 
 def _head_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
-    """[B, T, heads, head_dim], normalised as [B, heads, T, head_dim] if anything could see the difference."""
+    """Normalises x [B, T, heads, head_dim]. If a hook or another forward could see the layout, the norm gets [B, heads,
+    T, head_dim]."""
     if is_served(norm) and not observed(norm):
         return norm.forward(x)
     return norm(x.transpose(1, 2)).transpose(1, 2)
@@ -314,7 +317,7 @@ def _head_norm(norm: Any, x: torch.Tensor) -> torch.Tensor:
 def _own_attention(
     module: Any, family: Any, operands: tuple[Any, ...], mask: Any, window: int | None, kwargs: dict[str, Any]
 ) -> Any:
-    """The attention function that the configuration names, as transformers calls it."""
+    """Calls the attention function that the configuration names, as transformers does."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     attend = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -336,7 +339,7 @@ def attention(
     sequences: Sequences | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Query [B, H, T, D], key and value [B, Hkv, L, D] to [B, T, H, D]."""
+    """Computes attention [B, T, H, D] from query [B, H, T, D], key and value [B, Hkv, L, D]."""
     if sequences is None:
         raise ValueError(f"attention: {type(module).__name__} was called outside of its model's forward")
     observer = getattr(module, OBSERVER_ATTRIBUTE, None)
@@ -364,8 +367,9 @@ def attention(
 def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int | None) -> torch.Tensor:
     """Keys or values [B, L, Hkv, D] of a cache as [B, num_keys, Hkv, D].
 
-    A static cache is longer than its content. A sliding window's cache dropped the first keys. Attention counts its
-    blocks from a sequence's first key, so zeros fill the places of the dropped keys; no query reads them.
+    A static cache is longer than its content, so its end is cut off. The cache of a sliding window has dropped the
+    first keys. Attention counts its blocks from a sequence's first key, so zeros replace the dropped keys; no query
+    reads these zeros.
     """
     missing = num_keys - x.shape[1]
     if missing <= 0:
@@ -377,7 +381,8 @@ def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int 
 
 
 def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:
-    """The mask that generate made for a static cache with this attention, and that the model received."""
+    """Called by generate for a static cache with this attention: returns the mask unchanged, so the model gets it as it
+    was given."""
     return attention_mask
 
 
@@ -389,7 +394,8 @@ def makes_cache(module: Any, use_cache: bool | None) -> bool:
 
 
 def why_own_attention(body: Any, kwargs: dict[str, Any]) -> str | None:
-    """Why `rk.attention` does not compute this call's attention, or None. The switches may change between calls."""
+    """The reason why `rk.attention` does not compute the attention of this call, or None. The checked switches may
+    change between calls."""
     config = body.config
     if config._attn_implementation != body.__dict__[PROVED]:
         return _why_another_function(body, config._attn_implementation)
@@ -457,7 +463,7 @@ def body(
     inputs_embeds: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> Any:
-    """LlamaModel and similar classes: finds the batch's sequences once, then continues as the original does."""
+    """LlamaModel and similar classes: finds the batch's sequences once, then calls the original forward."""
     base = base_of(module)
     reason = why_own_attention(module, kwargs)
     tokens = input_ids if input_ids is not None else inputs_embeds
@@ -466,7 +472,7 @@ def body(
         kwargs[SEQUENCES] = reason
     elif tokens is not None:
         cache = take_cache(kwargs)
-        for name in kwargs:  # transformers ignores a keyword that it does not know
+        for name in kwargs:  # transformers ignores unknown keywords
             if name.startswith("cu_") and name not in OFFSET_NAMES:
                 raise TypeError(f"{name}: expected offsets by the names {' and '.join(OFFSET_NAMES)}, got {name}")
         kwargs[SEQUENCES] = located = locate_sequences(
@@ -480,7 +486,7 @@ def body(
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
-        if position_ids is None:  # as in generate; the original would also count padding and other sequences
+        if position_ids is None:  # as in generate; the original also counts padding and other sequences
             position_ids = located.positions(tokens.shape[0], tokens.shape[1])
         if cache is not None:
             kwargs[cache_name(base)] = cache
@@ -496,7 +502,8 @@ def body(
 
 
 def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> None:
-    """Logs once that torch now computes a part of a model; an error if the model was patched strictly."""
+    """Logs once that torch now computes a part of a model. If the model was patched with strict=True, raises an error
+    instead."""
     words = f"model: {what} of this forward stays torch's: {reason}"
     if type(module)._rk_strict if strict is None else strict:
         raise ValueError(f"{words}; patch_model was called with strict=True")
@@ -506,11 +513,11 @@ def _stay(module: Any, what: str, reason: str, strict: bool | None = None) -> No
 
 
 def require_no_others(module: Any, *_: Any) -> None:
-    """ValueError if a module that computes with torch was added after the patch. This is a hook before each forward; it
-    is cheap if nothing was added.
+    """A hook before each forward: raises a ValueError if a module that computes with torch was added after the patch.
+    The check is cheap if no module was added.
 
-    Removing modules, or wrapping known ones, is no error. If a served module later got another class or forward, torch
-    computes it, and a warning says so.
+    It is no error to remove modules or to wrap known modules. If a served module later got another class or forward,
+    torch computes it, and a warning says so.
     """
     if torch.compiler.is_compiling():
         return
@@ -542,7 +549,7 @@ def require_no_others(module: Any, *_: Any) -> None:
 
 
 def remember(module: Any, name: str, chosen: frozenset[str], strict: bool) -> Iterable[Any]:
-    """Stores the modules that are now below ``module``, except those below modules that store their own.
+    """Stores the modules that are now below ``module``. Modules below a module that has its own record are left out.
 
     Returns the classes that this library's classes replaced.
     """
@@ -564,7 +571,8 @@ def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def why_own_angles(module: Any) -> str | None:
-    """The reason why a rotary embedding's tables are no longer valid: its frequencies were changed."""
+    """The reason why a rotary embedding's tables are no longer valid, or None. They become invalid if the module's
+    frequencies change."""
     for layer, tables in module.__dict__[TABLES].items():
         if not tables.agrees(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")):
             return "inv_freq is not that of the configuration"

@@ -1,7 +1,7 @@
-"""The facts that patch_model uses about each family of transformers: its classes, and where their forwards differ.
+"""What patch_model knows about each family of transformers models: its classes, and how their forwards differ.
 
-Names and roundings are those of transformers 5.14 to 5.24. Nothing here is trusted: `unchanged` compares the functions
-with their source, and `probe` compares the results.
+Names and roundings are those of transformers 5.14 to 5.24. patch_model does not rely on this table alone: `unchanged`
+compares functions with their source, and `probe` compares results.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# Names of the cache argument: from transformers 5.24 on, and in earlier versions.
+# Names of the cache argument: the first from transformers 5.24 on, the second in earlier versions.
 CACHE_NAMES = ("cache", "past_key_values")
 
 
 @dataclass(frozen=True)
 class Family:
-    """One family's decoder.
+    """The decoder of one family.
 
     Attributes:
-        prefix: first part of its classes' names.
+        prefix: first part of the names of the family's classes.
         module: transformers.models.<module>.modeling_<module>.
-        body: the part after the prefix in the name of the decoder without a head.
-        norm: name of the forward in `decoder` for its RMSNorm.
+        body: the class name, after the prefix, of the decoder without a head.
+        norm: name of the forward in `decoder` that replaces the family's RMSNorm.
         fused_mlp: gate and up are one projection, `gate_up_proj`.
         fused_qkv: queries, keys and values are one projection, `qkv_proj`.
-        qk_norm: where queries and keys are normalised: over a head, over a head after heads are moved before tokens,
-            over all heads, or not at all.
-        interleaved: rotated pairs are neighbours.
+        qk_norm: how queries and keys are normalised: over each head ("head"), over each head after heads are moved
+            before tokens ("transposed"), over all heads ("row"), or not at all (None).
+        interleaved: the two columns of a rotated pair are neighbours.
         rope_rounding: rk.rope's `intermediate`.
         window: the object that holds attention's sliding window.
         softcap: attention has `attn_logit_softcapping`.
@@ -94,8 +94,8 @@ FAMILIES = (
 BY_PREFIX = {family.prefix: family for family in FAMILIES}
 ROLES = ("Model", "DecoderLayer", "Attention", "MLP", "RMSNorm", "RotaryEmbedding", "TextScaledWordEmbedding")
 
-# The parameters of the forwards that this library replaces, besides the cache's. Any other parameter may change the
-# result.
+# The known parameters of the forwards that this library replaces, without the cache's. A forward with another parameter
+# might compute something else.
 PARAMETERS = {
     "Model": "input_ids attention_mask position_ids inputs_embeds use_cache cache_position",
     "DecoderLayer": "hidden_states attention_mask position_ids use_cache cache_position position_embeddings",
@@ -109,7 +109,7 @@ PARAMETERS = {
 
 @functools.cache
 def known_types() -> dict[Any, tuple[Family, str]]:
-    """Family and role of each class that is known."""
+    """Family and role of each known class."""
     found = {}
     for family in FAMILIES:
         for role in ROLES:
@@ -120,7 +120,8 @@ def known_types() -> dict[Any, tuple[Family, str]]:
 
 
 def plain_type(module: Any) -> Any:
-    """A module's class below the class that fully_shard adds, which changes no forward."""
+    """A module's class. If fully_shard has put its own class in front, which changes no forward, the class behind
+    it."""
     kind = type(module)
     bases = kind.__mro__
     if len(bases) > 2 and bases[1].__name__ == "FSDPModule" and bases[1].__module__.startswith("torch.distributed."):
@@ -129,7 +130,7 @@ def plain_type(module: Any) -> Any:
 
 
 def known(module: Any) -> tuple[Family, str] | None:
-    """Family and role of a module whose class is exactly one of a family's."""
+    """Family and role of a module whose class is exactly a class of a family, else None."""
     return known_types().get(plain_type(module))
 
 
@@ -140,7 +141,7 @@ def resembles(module: Any) -> tuple[Family, str] | None:
     return next((known_types()[kind] for kind in type(module).__mro__ if kind in known_types()), None)
 
 
-# The operators that a role needs; any of them makes patch_model handle the role.
+# The operators of each role. patch_model handles a role if at least one of its operators is selected.
 ROLE_OPS = {
     "Model": ("attention",),
     "DecoderLayer": ("rms_norm",),

@@ -1,9 +1,9 @@
 """Runs megatron-core's GPTModel, built by its local spec, on this library's operators.
 
-:func:`patch` replaces the forwards of one model's modules; other models of the process are unchanged. Rounding points
-are the same as in transformers' layers: a token has the log-probability of the patched Hugging Face model and of a vLLM
-rollout. Batches are supported, and so are packed sequences (``PackedSeqParams``, format ``thd``), which the local spec
-itself refuses.
+:func:`patch` replaces the forwards of one model's modules and leaves other models of the process unchanged. Rounding
+points are the same as in transformers' layers. A token therefore has the log-probability of the patched Hugging Face
+model and of a vLLM rollout. Batches are supported. Packed sequences (``PackedSeqParams``, format ``thd``), which the
+local spec itself refuses, are also supported.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ _rotary_is_replaced = False
 
 
 def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
-    """Replaces operators in a GPTModel of megatron-core's local spec by this library's.
+    """Replaces operators in a GPTModel of megatron-core's local spec with this library's operators.
 
     Args:
         model: a ``GPTModel`` on one rank: tensor, pipeline and context parallel size 1.
         inv_freq: frequencies of the rotary embedding, float32. None: the frequencies of the model's ``rotary_base``. A
             scaled embedding needs its own frequencies.
-    Returns: how many modules each operator serves.
-    Raises: ImportError without megatron-core; RuntimeError for another version; TypeError for another model; ValueError
-        that names an unsupported setting of the configuration, or an unknown module that computes something.
-    Source: docs/numerics.md; the hooks are megatron-core's own: forwards of its modules, and
-        ``megatron.core.transformer.attention.apply_rotary_pos_emb``, which reads each model's configuration.
+    Returns: for each operator, the number of modules that it computes.
+    Raises: ImportError without megatron-core; RuntimeError for an unsupported version; TypeError for another model;
+        ValueError for an unsupported setting of the configuration, or for an unknown module that computes something.
+        The ValueError names the setting or module.
+    Source: docs/numerics.md. The patch replaces forwards of modules, and
+        ``megatron.core.transformer.attention.apply_rotary_pos_emb``, whose replacement reads each model's
+        configuration.
     """
     expected, cure = f"megatron-core: expected {' or '.join(VERSIONS)}", f"pip install megatron-core=={VERSIONS[-1]}"
     with _variants.needed(expected, cure, "megatron", "megatron.core"):
@@ -64,7 +66,7 @@ def patch(model: Any, *, inv_freq: Tensor | None = None) -> dict[str, int]:
 
 
 def _asked(model: Any) -> list[tuple[str, Any, Any]]:
-    """The configuration's names, with their values and the supported values."""
+    """For each checked name of the configuration: the name, its value, and the supported value."""
     served = {
         "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "context_parallel_size": 1,
         "sequence_parallel": False, "normalization": "RMSNorm", "layernorm_zero_centered_gamma": False,
@@ -104,7 +106,7 @@ def _plan(model: Any) -> list[tuple[Any, Any]]:
         serve = by_class.get(type(module))
         if serve is not None:
             plan.append((module, serve))
-            within |= set(module.children())  # an attention's softmax and dropout are not called
+            within |= set(module.children())  # its children are not called, such as softmax
         elif type(module) not in composed and module not in within:
             unknown.append(f"{name} ({type(module).__name__})")
     if unknown:
@@ -152,7 +154,8 @@ def _serve_silu_mul(module: Any) -> None:
 
 
 def _serve_attention(module: Any) -> None:
-    """The mask of a causal model is its type: no real token sees padding on the right."""
+    """Replaces attention. Only the type of the mask is read: a causal mask needs no padding mask, because no real token
+    sees padding on the right."""
     from megatron.core.transformer.enums import AttnMaskType
 
     def forward(
@@ -182,7 +185,7 @@ def _serve_attention(module: Any) -> None:
 
 
 def _loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """-log p of each label, [batch, sequence], of logits [sequence, batch, vocabulary]."""
+    """-log p of each label, [batch, sequence], from logits [sequence, batch, vocabulary]."""
     logprob: Tensor = rk.logprob(logits.transpose(0, 1), labels)
     return -logprob
 

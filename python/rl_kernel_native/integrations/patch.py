@@ -1,8 +1,8 @@
 """Puts this library's operators into a transformers model, and removes them again.
 
-A module is replaced only if its class is exactly a known one, its functions are unchanged from their file, and a probe
-shows that the replacement computes the same. Torch computes all other modules, and the patch reports a reason for
-each.
+A module is replaced only if its class is exactly a known class, its functions are unchanged from their file, and a
+probe shows that the replacement computes the same. Torch computes all other modules, and the patch reports the reason
+for each of them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .probe import Proofs, serve_body, serve_layer
 from .rotary import make_tables
 from .served import is_served, note, observed, serve, taken_over, why_kept, withdraw
 
-# The oldest transformers that all tests pass with. Up to 5.3, chunks with static caches give other numbers. Up to 5.13,
-# models call a cache method that the cache of rlk compare lacks.
+# The oldest transformers with which all tests pass. Up to 5.3, chunked prefill with a static cache gives other numbers.
+# Up to 5.13, models call a cache method that the cache of rlk compare does not have.
 MIN_TRANSFORMERS = (5, 14)
 
 OPS = ("embedding", "linear", "rms_norm", "rope", "attention", "silu_mul")
@@ -35,7 +35,7 @@ _logger = logging.getLogger("rl_kernel_native")
 
 
 class Patched(dict[str, int]):
-    """The number of modules that each operator serves.
+    """The number of modules that each operator computes.
 
     Attributes:
         unproved: the modules that torch computes, each with the reason. Empty if this library computes every operator
@@ -54,7 +54,7 @@ class Patched(dict[str, int]):
 
 @dataclass
 class _Record:
-    """What a patched model remembers: it holds no module, so that it keeps none alive."""
+    """The record of a patch, stored on the model. It holds no module, so that it keeps no module alive."""
 
     chosen: frozenset[str]
     unproved: dict[str, str]
@@ -62,7 +62,7 @@ class _Record:
 
 @dataclass
 class _Plan:
-    """The changes of a patch, collected before the first change is made, and the modules that stay unpatched."""
+    """The changes of a patch, collected before the first change is made, and the modules that will stay unpatched."""
 
     unproved: dict[str, str] = field(default_factory=dict)
     steps: list[Callable[[], None]] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Plan:
         self.unproved[name] = f"{op}: {reason}" if said is None else f"{said}; {op}: {reason}"
 
     def serve(self, name: str, op: str, reason: str | None, module: Any, forward: Any, **facts: Any) -> None:
-        """Plans to replace a module, unless there is a reason against it."""
+        """Plans to replace a module if `reason` is None, else records the reason."""
         if reason is not None:
             self.stays(name, op, reason)
         else:
@@ -92,7 +92,7 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
             what = f"{name}, a part of it, is patched" if name else "patched"
             raise ValueError(f"model: {what} already; call unpatch_model on {'that' if name else 'it'} first")
     _require_data(model)
-    with torch.device("cpu"):  # whatever the default device
+    with torch.device("cpu"):  # for any default device
         plan = _planned(model, bodies, chosen, strict, probe)
     try:
         for step in plan.steps:
@@ -154,7 +154,7 @@ def status(model: Any) -> Patched:
 
 
 def _is_of_an_operator(module: Any, chosen: frozenset[str]) -> bool:
-    """Whether a module that is not replaced is of a kind that patch_model replaces or names."""
+    """Whether an unreplaced module belongs to a kind that patch_model replaces or reports for the chosen operators."""
     if plain_type(module) in (torch.nn.Linear, torch.nn.Embedding):
         return servable(module, chosen)
     _, role = known(module) or resembles(module) or (None, "")
@@ -173,13 +173,14 @@ def unpatch(model: Any) -> None:
 
 
 def chosen_ops(model: Any) -> frozenset[str] | None:
-    """The operators of the patch of a model, or of a model that it contains; None if there is no patch."""
+    """The chosen operators of a patched model, or of the patched model that `model` contains; None if nothing is
+    patched."""
     holder = _holder(model)
     return None if holder is None else holder.__dict__[_RECORD].chosen
 
 
 def is_proved(model: Any) -> bool:
-    """Whether a patched model, or the patched model that it contains, runs this library's operators alone."""
+    """Whether a patched model, or the patched model that `model` contains, runs only this library's operators."""
     return not status(_holder(model)).unproved
 
 
@@ -226,7 +227,8 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
 
 
 def _check_version() -> None:
-    """ImportError for a transformers older than MIN_TRANSFORMERS; some older versions give wrong numbers."""
+    """Raises an ImportError for a transformers older than MIN_TRANSFORMERS, because some older versions give wrong
+    numbers."""
     import transformers
 
     wanted = ".".join(map(str, MIN_TRANSFORMERS))
@@ -249,7 +251,7 @@ def _require_data(model: Any) -> None:
 
 
 def _bodies(model: Any) -> list[tuple[str, Any]]:
-    """Decoders in a model whose class is a family's, or derived from such a class."""
+    """The decoders in a model: modules whose class is a family's decoder class, or is derived from such a class."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model: expected a torch.nn.Module, got {type(model).__name__}")
     bodies = [(n, m) for n, m in model.named_modules() if "Model" in ((known(m) or resembles(m) or ("", ""))[1],)]
@@ -263,7 +265,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
     plan = _Plan()
     weight = next((p for p in bodies[0][1].parameters() if p.is_floating_point()), torch.zeros(1))
     proofs = Proofs(weight.dtype, weight.device, probe)
-    attentions: dict[int, set[str]] = {}  # by an attention's id: its proved operators
+    attentions: dict[int, set[str]] = {}  # by the id of an attention: its proved operators
     for name, body in bodies:
         _plan_body(plan, name, body, chosen, proofs, attentions, strict)
     for name, module in model.named_modules():
@@ -284,7 +286,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
 
 
 def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], proofs: Proofs) -> None:
-    """A module of torch, or of an unknown class."""
+    """Plans a module of torch, or of an unknown class."""
     kind = plain_type(module)
     if kind is torch.nn.Linear and "linear" in chosen:
         reason = unchanged.why_module_changed(module) or _why_weights(module)
@@ -309,7 +311,7 @@ def _plan_stranger(plan: _Plan, name: str, module: Any, chosen: frozenset[str], 
 
 
 def _plan_module(plan: _Plan, name: str, module: Any, family: Family, role: str, proofs: Proofs, strict: bool) -> None:
-    """A module of a family's class, other than its decoder and attention."""
+    """Plans a module of a family's class, except decoders and attentions."""
     reason = unchanged.why_module_changed(module, role) or _why_weights(module)
     if role == "RMSNorm":
         forward, adds = getattr(decoder, family.norm), family.norm != "wide_rms_norm"
@@ -368,13 +370,13 @@ def _plan_body(
     attentions: dict[int, set[str]],
     strict: bool,
 ) -> None:
-    """A decoder and its attentions: `rk.attention` computes all attentions of the decoder, and then needs no mask, or
-    it computes none."""
+    """Plans a decoder and its attentions. `rk.attention` computes either all attentions of the decoder, which then
+    needs no mask, or none of them."""
     found = known(body)
     reason: str | None
     layers = [(n, m) for n, m in body.named_modules(prefix=name) if (known(m) or ("", ""))[1] == "Attention"]
     if found is None:
-        return  # its class is derived from a known one and reported as such; so are its attentions
+        return  # a derived class, which is reported elsewhere with its attentions
     family = found[0]
     for at, module in layers:
         attentions[id(module)] = set()
@@ -403,7 +405,7 @@ def _plan_body(
 
 
 def _why_no_attention(body: Any, family: Family) -> str | None:
-    """The reasons against `rk.attention` in a decoder that are known before anything is computed."""
+    """The reason against `rk.attention` in a decoder that can be found without a computation, or None."""
     reason = unchanged.why_module_changed(body, "Model")
     kinds = {"DecoderLayer": body.layers, "Attention": [getattr(layer, "self_attn", None) for layer in body.layers]}
     for role, modules in kinds.items():
@@ -454,9 +456,10 @@ def _why_embedding(module: Any) -> str | None:
 
 
 def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> None:
-    """Adds hooks to a decoder, and to each module that contains it, which look for added modules before a forward."""
+    """Adds hooks to a decoder and to each module that contains it. The hooks look for added modules before each
+    forward."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first: modules around the decoder skip the decoder's checks
+    for depth in range(len(parts), -1, -1):  # the decoder first, so that outer modules skip its modules
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

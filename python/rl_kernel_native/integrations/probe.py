@@ -1,6 +1,6 @@
-"""Proofs that a replacement computes the same as its module, on small twins, against float64.
+"""Proofs that a replacement computes the same as its module. Small twins of the module are compared with float64.
 
-A replacement is proved if its error is at most twice the module's own, plus one unit in the last place.
+A replacement is proved if its error is at most twice the error of the module itself, plus one unit in the last place.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .families import Family
 from .served import serve
 from .twins import HIDDEN, Float64, Twins, duplicate, facts, undisturbed
 
-# rk.attention's portable exponential is off by 2^-18.4 (docs/numerics.md, rule 3), in a quotient's numerator and
-# denominator. Only float32 shows it.
+# The relative error of rk.attention's portable exponential is 2^-18.4 (docs/numerics.md, rule 3), in the numerator and
+# in the denominator of a quotient. The error is visible only in float32.
 _EXPONENTIAL = 2 * 2**-18.4
 
 
@@ -41,12 +41,12 @@ class Proofs:
             try:
                 with undisturbed():
                     self._found[key] = question()
-            except Exception as error:  # any error that a module with altered attributes raises
+            except Exception as error:  # a module with altered attributes may raise any error
                 self._found[key] = f"the probe failed with {type(error).__name__}: {error}"
         return self._found[key]
 
     def linear(self, module: Any) -> str | None:
-        """torch.nn.Linear, in the dtype of autocast if that is on."""
+        """Probes torch.nn.Linear, in the dtype of autocast if autocast is on."""
         kind, dtype = self.twins.device.type, module.weight.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -61,7 +61,7 @@ class Proofs:
         return self._ask(("linear", dtype, module.bias is None), question)
 
     def embedding(self, module: Any, forward: Any) -> str | None:
-        """torch.nn.Embedding, and Gemma's embedding."""
+        """Probes torch.nn.Embedding and Gemma's embedding."""
 
         def question() -> str | None:
             ids = torch.arange(15, -1, -1, device=self.twins.device)[None]
@@ -70,7 +70,8 @@ class Proofs:
         return self._ask((forward, facts(module)), question)
 
     def norm(self, module: Any, family: Family, forward: Any, adds: bool) -> str | None:
-        """An RMSNorm: rows of all sizes, including rows that epsilon decides; with a residual if the norm takes one."""
+        """Probes an RMSNorm with rows of large and small values, including rows whose result epsilon decides. If the
+        norm takes a residual, it also probes with a residual."""
 
         def question() -> str | None:
             twin = self.twins.norm(module, family, dtype=module.weight.dtype)
@@ -92,7 +93,7 @@ class Proofs:
         return self._ask((forward, facts(module), module.weight.dtype), question)
 
     def mlp(self, module: Any, family: Family, forward: Any) -> str | None:
-        """An MLP, its activation and product; projections are torch's on both sides."""
+        """Probes an MLP's activation and product. torch computes the projections on both sides."""
 
         def question() -> str | None:
             x = self.twins.random(5, HIDDEN)
@@ -103,7 +104,7 @@ class Proofs:
         return self._ask((forward, facts(module), facts(act)), question)
 
     def rotary(self, module: Any, forward: Any, tables: Any) -> str | None:
-        """cos and sin of the first positions, of the table's last positions, and of positions past the table."""
+        """Probes cos and sin of the first positions, of the table's last positions, and of positions past the table."""
 
         def question() -> str | None:
             def arrange(m: Any) -> None:
@@ -128,7 +129,8 @@ class Proofs:
         return self._ask((forward, facts(module)), question)
 
     def _rotary_twin(self, module: Any, tables: Any) -> Any:
-        """Uses the configuration's frequencies, if a cast of the model rounded the module's own."""
+        """A twin of a rotary embedding. If a cast of the model has rounded the module's frequencies, the twin gets
+        those of the configuration."""
         twin = self.twins.bare(module)
         for name, buffer in twin._buffers.items():
             if name.endswith("inv_freq") and buffer.dtype != torch.float32:
@@ -137,7 +139,8 @@ class Proofs:
         return twin
 
     def rope(self, module: Any, family: Family, body: Any) -> str | None:
-        """Probes attention's forward with queries and keys rotated by `rk.rope` and torch's attention function."""
+        """Probes the forward of an attention in which `rk.rope` rotates queries and keys and torch's attention function
+        does the rest."""
 
         def question() -> str | None:
             config = self.twins.config(body, list(body.layers)[:1])
@@ -157,7 +160,7 @@ class Proofs:
         return self._ask(("rope", facts(module)), question)
 
     def layer(self, module: Any, family: Family) -> str | None:
-        """A layer whose norm adds the residual, with linear layers in place of attention and the MLP."""
+        """Probes a layer whose norm adds the residual. Linear layers replace attention and MLP."""
 
         def question() -> str | None:
             attention = _Attends()
@@ -175,7 +178,8 @@ class Proofs:
         return self._ask(("layer", facts(module)), question)
 
     def attention(self, body: Any, family: Family) -> str | None:
-        """A body of one layer of each kind, in each mask mode: plain, padded, packed, against a cache."""
+        """Probes a body with one layer of each kind, in each mode: without padding, padded, packed, and with a
+        cache."""
 
         def question() -> str | None:
             kinds = {facts(layer.self_attn): layer for layer in reversed(body.layers)}
@@ -233,7 +237,8 @@ class Proofs:
     def _compare(
         self, twin: Any, run: Callable[[Any, Any], Any], arrange: Callable[[Any], None], contract: float = 0.0
     ) -> str | None:
-        """`contract`: the error that the operator's own contract allows, relative to the largest value."""
+        """Compares a twin and its replacement with float64. `contract`: the error that the operator's contract allows,
+        relative to the largest value."""
         own = run(duplicate(twin), lambda x: x)
         with Float64():
             exact = run(duplicate(twin, torch.float64), lambda x: x.double())
@@ -270,7 +275,7 @@ def serve_layer(module: Any, family: Family) -> None:
 
 
 def serve_body(module: Any, attentions: tuple[Any, ...], strict: bool) -> None:
-    """Replaces the forward of a decoder whose attentions are replaced."""
+    """Replaces the forward of a decoder. Its attentions are already replaced."""
     module.__dict__[decoder.ATTENTIONS] = attentions
     module.__dict__[decoder.PROVED] = module.config._attn_implementation
     serve(module, decoder.body, _rk_strict=strict)

@@ -1,6 +1,7 @@
-"""Computes cos and sin of positions, the same on every device: the host computes them in float64 and rounds them.
+"""Computes cos and sin of positions with the same bits on every device: the host computes them in float64 and rounds
+them.
 
-Angles are transformers' own: float32 products of a position and a frequency, as the configuration gives it.
+Angles are those of transformers: float32 products of a position and a frequency that the configuration gives.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
-# Types whose frequencies come from the configuration. The frequencies of dynamic and longrope change with the longest
-# sequence of a batch, by design.
+# Types whose frequencies come from the configuration. By design, the frequencies of dynamic and longrope depend on the
+# longest sequence of a batch.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-# Rows of a table, at most: 32 MiB per device for a head of 128 in bfloat16. Positions past the last row are computed.
+# The most rows of a table: 32 MiB per device for a head of 128 in bfloat16. Positions past the last row are computed in
+# each call.
 MOST_ROWS = 65536
 
 
 class RotaryTables:
-    """Tables for the positions within the configuration's length, and a computation for the positions past them."""
+    """cos and sin of positions. Tables hold the positions within the configuration's length; later positions are
+    computed."""
 
     def __init__(self, inv_freq: torch.Tensor, scaling: float, num_positions: int) -> None:
         self.scaling = scaling
@@ -30,12 +33,13 @@ class RotaryTables:
         self._seen: tuple[Any, int, bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a file or another process: frequencies, from which it makes its own tables."""
+        """The state for a file or another process. It has the frequencies but no tables: they are made again from the
+        frequencies."""
         return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
 
     def agrees(self, inv_freq: torch.Tensor) -> bool:
         """Whether a module's frequencies still equal the frequencies of the tables, apart from rounding. The host
-        compares them again only after a change."""
+        compares them again only if the module's frequencies may have changed."""
         if torch.compiler.is_compiling() or type(inv_freq) is not torch.Tensor:
             return True
         version = 0 if inv_freq.is_inference() else inv_freq._version
@@ -44,8 +48,8 @@ class RotaryTables:
         return self._seen[2]
 
     def _equals(self, inv_freq: torch.Tensor) -> bool:
-        """Allows the difference of a device's power function and a cast: one ulp of the exponent changes the power by
-        ln(theta) ulps."""
+        """Compares with a tolerance for a cast and for a device's power function: one ulp of the exponent changes the
+        power by ln(theta) ulps."""
         found = inv_freq.detach().cpu()
         cast = 0.0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
         tolerance = cast + 32 * torch.finfo(torch.float32).eps
@@ -67,11 +71,11 @@ class RotaryTables:
     def __call__(
         self, position_ids: torch.Tensor, dtype: torch.dtype, scaling: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin), [..., 2 * frequencies] in `dtype`, of positions [...], each times `scaling`.
+        """(cos, sin) of positions [...], each [..., 2 * frequencies] in `dtype` and multiplied by `scaling`.
 
-        Positions past the table, or negative ones, are computed at each call. The CPU computes them by the functions
-        that made the table. Other devices and compiled code use the device's own float64 functions. Both functions
-        round to the same float32, except once in many millions. Positions are never copied back to the host.
+        Positions past the table, and negative positions, are computed at each call. The CPU uses the functions that
+        made the table; other devices and compiled code use the device's float64 functions. Their results round to the
+        same float32, except once in many millions. Positions are never copied back to the host.
         """
         if scaling != self.scaling:
             self.scaling, self._tables, self._placed = scaling, [], {}
@@ -81,7 +85,8 @@ class RotaryTables:
         if table is None:
             wide = torch.stack([torch.cat([x, x], -1) for x in self.half_width()], 1)
             table = wide.to(dtype).to(device)
-            # An export or a mode makes tensors without memory, which a later call could not read.
+            # An export or a dispatch mode makes tensors without memory. Such a table is not kept, because a later call
+            # could not read it.
             if not torch.compiler.is_exporting() and type(table) is torch.Tensor:
                 self._placed[key] = table
         inside = position_ids.clamp(0, self.num_positions - 1)
@@ -112,7 +117,7 @@ class RotaryTables:
 
 
 def make_tables(rotary: Any) -> dict[str | None, RotaryTables]:
-    """Tables of a rotary embedding by the kind of layer; the key is None if all layers have one kind.
+    """Tables of a rotary embedding by kind of layer; the key is None if all layers are of one kind.
 
     Raises: ValueError with the reason why tables cannot be used.
     """
@@ -138,8 +143,8 @@ def _make(rotary: Any, layer: str | None, kind: str) -> RotaryTables:
 def _frequencies(rotary: Any, layer: str | None, kind: str) -> tuple[torch.Tensor, float]:
     """(inv_freq float32, scaling) from the configuration, on the CPU.
 
-    The function does not read the module's buffer: a device computes that buffer with its own power function, and
-    `model.to(torch.bfloat16)` rounds it.
+    The function does not read the module's buffer, because a device computes the buffer with its own power function,
+    and `model.to(torch.bfloat16)` rounds it.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

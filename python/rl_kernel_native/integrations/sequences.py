@@ -1,7 +1,7 @@
-"""Finds the sequences of a batch: it turns a transformers model's inputs into arguments of attention.
+"""Finds the sequences of a batch: turns the inputs of a transformers model into arguments of attention.
 
-The canonical order of attention counts keys from a sequence's first real token. Padding must therefore be marked as
-padding, and packed sequences as separate sequences. This happens once per forward, before the layers.
+The canonical order of attention counts keys from a sequence's first real token. Attention must therefore know which
+tokens are padding, and where packed sequences begin. Each forward finds the sequences once, before its layers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch
 
 
 def packed_positions(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """[num_tokens], int64: each packed token's number in its sequence. The host reads nothing: bad offsets give
-    positions in range."""
+    """The position of each packed token in its sequence, [num_tokens] int64. The host reads no offsets, so bad offsets
+    give no error, but positions in range."""
     tokens = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     begins = cu_seqlens[(torch.searchsorted(cu_seqlens, tokens, right=True) - 1).clamp_min(0)]
     return (tokens - begins).clamp(0, num_tokens - 1).long()
@@ -26,8 +26,8 @@ class Sequences:
 
     Attributes:
         cu_seqlens_q, cu_seqlens_k: int32 [num_sequences + 1] for packed sequences, else None.
-        leftpad_k: int32 [batch], padding before each row's first key, or None.
-        seqused_k: int32 [batch], the number of each row's keys after the padding, or None: all.
+        leftpad_k: int32 [batch], the number of padding columns before each row's first key, or None.
+        seqused_k: int32 [batch], the number of each row's keys after the padding; None means all.
         num_keys: number of keys of a row, including padding; a cache may be longer.
     """
 
@@ -41,7 +41,7 @@ class Sequences:
         """Positions of the last `num_queries` columns, or None if the rotary embedding can count columns itself.
 
         Shape [batch, num_queries]. Each packed sequence counts from 0; each padded row counts from its first key. The
-        host reads no offsets, so bad ones still give positions in range.
+        host reads no offsets, so bad offsets give no error, but positions in range.
         """
         if self.cu_seqlens_q is not None:
             return packed_positions(self.cu_seqlens_q, batch * num_queries).view(batch, num_queries)
@@ -65,12 +65,12 @@ def locate_sequences(
 ) -> Sequences:
     """Sequences of a forward over `batch` rows of `num_queries` tokens.
 
-    The host reads a mask, or positions without a mask: one synchronisation per forward on a GPU. `cu_seq_lens_q`, as
-    from transformers' flattening collator, needs no synchronisation.
+    On a GPU, this is one synchronisation per forward, because the host reads the mask, or the positions if there is no
+    mask. With `cu_seq_lens_q`, as from transformers' flattening collator, there is no synchronisation.
 
     Args:
-        attention_mask: None, or [batch, keys], nonzero for real tokens, which have no padding between them. With a
-            static cache it may be wider than the keys; columns past the keys are not read.
+        attention_mask: None, or [batch, keys], nonzero for real tokens. There must be no padding between real tokens.
+            With a static cache the mask may be wider than the keys; columns past the keys are not read.
         position_ids: None, or [batch or 1, num_queries]. Without mask and cache, a position that is not the previous
             one plus 1 begins another sequence, as in transformers' own attention.
         past_key_values: None or a cache.
@@ -79,16 +79,16 @@ def locate_sequences(
     Raises:
         TypeError: positions that are not integers; a mask that is no tensor.
         TypeError: offsets that are no tensor of int32 or int64.
-        ValueError: no token; positions, a mask or offsets of another shape; `cu_seq_lens_k` alone.
+        ValueError: no token; positions, a mask or offsets with a wrong shape; `cu_seq_lens_k` without `cu_seq_lens_q`.
         ValueError: a mask narrower than the cache and the new tokens, or with padding inside a sequence.
-        ValueError: positions that begin another sequence with a cache, given or made.
+        ValueError: positions that begin another sequence, if a cache is given or made.
         ValueError: `cu_seq_lens_q` with several rows, with a cache that is given, or with a mask that has zeros.
     """
     if batch == 0 or num_queries == 0:
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    # By kinds of layers, as generate makes one for static caches: the caller owns all these tensors.
+    # For static caches, generate passes a dict with a mask per kind of layer. All of them are the same mask here.
     if isinstance(attention_mask, dict):
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):
@@ -142,16 +142,18 @@ def _require_positions(batch: int, num_queries: int, position_ids: torch.Tensor)
 
 
 def _cached(cache: Any, num_queries: int) -> int | None:
-    """The number of keys of a row after this forward; None for a cache that gives the layers only these keys."""
+    """The number of keys of a row after this forward. None for a cache that gives each layer exactly the keys of the
+    row."""
     length = getattr(cache, "get_seq_length", None)
     return None if length is None else int(length()) + num_queries
 
 
 def _require_one_sequence(position_ids: torch.Tensor | None) -> None:
-    """ValueError for positions that begin another sequence in a row of a cache.
+    """Raises a ValueError if positions begin another sequence in a row of a cache.
 
-    Some of transformers' attention functions then treat the rows as packed sequences, and some do not. In both cases
-    the next forward could not read the cache. This check does not break a trace.
+    With such positions, some of transformers' attention functions treat the rows as packed sequences, and others do
+    not. In both cases the next forward could not read the cache. The check is skipped in a trace, so it does not break
+    one.
     """
     if position_ids is None or position_ids.shape[-1] < 2 or torch.compiler.is_compiling():
         return
@@ -194,8 +196,8 @@ def _masked(batch: int, num_queries: int, mask: torch.Tensor, has_cache: bool, k
         )
     if bool(facts[1].all()):
         return Sequences(num_keys=width)
-    # Causal attention never reads keys to the right of a query, so padding there matters only if a row has one query:
-    # that query is then the row's last token.
+    # Causal attention never reads keys to the right of a query, so padding on the right matters only if a row has one
+    # query: this query is the row's last token.
     last = end if num_queries == 1 else torch.full_like(end, width)
     leftpad = torch.where(count > 0, first, width)
     return Sequences(leftpad_k=leftpad.int(), seqused_k=(last - leftpad).clamp_min(0).int(), num_keys=width)

@@ -1,8 +1,8 @@
-"""Gives a transformers module another forward: the module gets its own class, derived from its former one.
+"""Gives a transformers module another forward: the module gets a new class, derived from its former class.
 
-Nothing shared is changed, so copies, replicas and pickles of a module compute with their own tensors. No module refers
-to itself, so the memory of a module is freed with the last reference to it. The class keeps its name, module and other
-attributes, so isinstance checks and look-ups by name find it.
+Shared objects are not changed, so copies, replicas and pickles of a module compute with their own tensors. No module
+refers to itself, so its memory is freed with the last reference to the module. The class keeps its name, module and
+other attributes, so isinstance checks and look-ups by name find it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.nn.modules import module as torch_module
 
 from . import unchanged
 
-_OURS = "_rk_base"  # attribute of a class of ours: the class under it
-# For each class under this library's class: the forward that this library replaces, and the functions that the forward
-# calls, as (globals, name, function).
+_OURS = "_rk_base"  # attribute of a class that this library makes: the module's former class
+# For each former class: the forward that this library replaces, and the functions that this forward calls, as (globals,
+# name, function).
 _stands_for: dict[Any, tuple[Any, list[tuple[dict[str, Any], str, Any]]]] = {}
 
 
@@ -36,7 +36,8 @@ def _class(base: Any, forward: Any, facts: tuple[tuple[str, Any], ...]) -> Any:
         return (_rebuild, (base, forward, facts), *state)
 
     def new(kind: Any, *arguments: Any, **options: Any) -> Any:
-        """A newly created module, as from `from_pretrained`, was never proved, so it gets the original class."""
+        """A module that is newly created, for example by `from_pretrained`, has no proof, so it gets the original
+        class."""
         return base(*arguments, **options) if kind is made and (arguments or options) else object.__new__(kind)
 
     names = {
@@ -74,7 +75,8 @@ def is_served(module: Any) -> bool:
 
 
 def other_than_served(base: Any) -> str | None:
-    """Names what changed since a class was served: its forward, or a function of its file that the forward calls."""
+    """The name of what changed since a class was replaced: its forward, or a function that the forward calls. None if
+    nothing changed."""
     found = _stands_for.get(base)
     if found is None:
         return None
@@ -90,7 +92,8 @@ def base_of(module: Any) -> Any:
 
 
 def withdraw(module: Any) -> None:
-    """Removes this library's class, also from under classes that were added later, as by fully_shard."""
+    """Removes this library's class from a module, even if another class, such as fully_shard's, was put in front of it
+    later."""
     cell = unchanged.tensor_parallel_cell(module)
     kind = type(module)
     if _OURS in vars(kind):
@@ -100,7 +103,7 @@ def withdraw(module: Any) -> None:
         names = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
         ours = next(vars(base)["forward"] for base in kind.__mro__ if _OURS in vars(base))
         if inspect.unwrap(names.get("forward", module.forward)) is inspect.unwrap(ours):
-            names.pop("forward", None)  # transformers' checkpointing wraps the inherited forward
+            names.pop("forward", None)  # a wrapper of the inherited forward, from checkpointing
         module.__class__ = type(kind.__name__, bases, names)
     if cell is not None:
         cell.cell_contents = types.MethodType(type(module).forward, module)
@@ -125,15 +128,15 @@ def why_kept(module: Any) -> str | None:
 
 
 def taken_over(module: Any) -> str | None:
-    """The reason why torch now computes a replaced module: something that was set on it after the patch does not lead
-    to this library's forward."""
+    """The reason why torch now computes a replaced module, or None. The reason is a class or forward, set on the module
+    after the patch, that does not call this library's forward."""
     kind: Any = type(module)
     if not is_served(module):
         return f"its class was set to {kind.__name__} after the patch"
     forward = _forward_set(module)
     if forward is None:
         return None
-    inner = inspect.unwrap(forward)  # accelerate's hooks call the wrapped forward, and can be unwrapped
+    inner = inspect.unwrap(forward)  # unwraps accelerate's hooks, which call the wrapped forward
     is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
     return None if is_ours else "a forward of its own was set after the patch"
 

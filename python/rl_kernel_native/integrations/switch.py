@@ -1,4 +1,4 @@
-"""One switch for an engine's rollout and a trainer, so that a token has the same log-probability in both."""
+"""One switch for a rollout engine and a trainer, so that both give a token the same log-probability."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ ROLLOUTS = ("vllm",)
 TRAINERS = ("trl",)
 
 _logger = logging.getLogger("rl_kernel_native")
-_open: list[Enabled] = []  # keeps each state alive if its caller drops the result of enable()
+_open: list[Enabled] = []  # keeps each state alive, even if the caller drops the result of enable()
 
 
 class Enabled:
-    """The state of :func:`rl_kernel_native.enable`. :meth:`close`, or the end of its context, undoes TRL's part.
+    """The state of :func:`rl_kernel_native.enable`. :meth:`close`, or the end of its context, undoes the changes to
+    TRL.
 
     The vLLM plugin stays on until the process ends, and patched models stay patched.
     """
@@ -42,7 +43,7 @@ class Enabled:
         self.close()
 
     def close(self) -> None:
-        """Undoes TRL's part. A second call does nothing."""
+        """Undoes the changes to TRL. A second call does nothing."""
         if self in _open:
             _open.remove(self)
         self._stack.close()
@@ -79,9 +80,10 @@ def _close_all() -> None:
 
 @contextlib.contextmanager
 def _trainers_patched(with_vllm: bool, had_plugin: bool) -> Any:
-    """GRPOTrainers created inside the context get a patched model, and with vLLM a weight sync that may raise.
+    """Inside the context, a new GRPOTrainer gets a patched model. With vLLM, its weight sync raises an error if the
+    prefix cache is not reset.
 
-    A warning at the first loss names what an older trainer lacks.
+    A trainer that already existed logs a warning at its first loss, which names what it lacks.
     """
     from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -139,7 +141,8 @@ def _sync_checked(trainer: Any) -> bool:
 
 
 def _synced(generation: Any) -> Any:
-    """TRL's own weight transfer does not check whether the prefix cache was reset; here a failure is an error."""
+    """TRL's weight sync, followed by a check. TRL does not check whether the prefix cache was reset; here a failure is
+    an error."""
     own = generation.sync_weights
 
     def sync_weights() -> None:

@@ -1,6 +1,6 @@
-"""Runs TRL's GRPOTrainer on this library's operators: the chunked log-probabilities of its LM head, and its loss.
+"""Runs TRL's GRPOTrainer on this library's operators, which compute the log-probabilities of its LM head and its loss.
 
-:func:`enabled` installs both and removes them at its end. The trainer, its configuration and its logs stay TRL's.
+:func:`enabled` installs both and removes them at its end. TRL's trainer, configuration and logs stay in use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TOKENS = 8192
 
 # TRL's functions and names that this module replaces, calls or reads: private names, which any release may change.
 _HEAD = ("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size")
-_HEAD_OPTIONS = 3  # after those, by position: the cap, the scale and the names of outputs
+_HEAD_OPTIONS = 3  # further positional ones: cap, scale, names of outputs
 _METHODS = {
     "_compute_loss": {"self", "model", "inputs"},
     "_get_per_token_logps_and_entropies": {"model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"},
@@ -83,7 +83,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
     for name in ("_ChunkedLogProbFunction", "maybe_gather_lm_head_ctx", "nanmax", "nanmin"):
         if not hasattr(utils, name):
             return f"{utils.__name__}.{name}"
-    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton; it is replaced all the same
+    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton; it is replaced anyway
     if head is not None:
         found = tuple(inspect.signature(head.forward).parameters)
         if found[: len(_HEAD)] != _HEAD or len(found) != len(_HEAD) + _HEAD_OPTIONS:
@@ -100,7 +100,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
 
 
 def _patches() -> list[tuple[Any, str, Any]]:
-    """(owner, attribute, replacement)."""
+    """The patches as (owner, attribute, replacement)."""
     utils, grpo_trainer = _modules()
     trainer = grpo_trainer.GRPOTrainer
     scores = "_get_per_token_logps_and_entropies"
@@ -115,17 +115,17 @@ _logger = logging.getLogger("rl_kernel_native")
 _lock = threading.Lock()
 _depth = 0  # number of open contexts, in all threads
 _originals: list[tuple[Any, str, Any]] = []
-_references: list[Any] = []  # models that were patched while a context is open
+_references: list[Any] = []  # reference models that a context has patched
 before_loss: list[Callable[[Any], None]] = []  # called with the trainer of each loss
 _no_reference: set[int] = set()  # trainers that were already warned about an unpatched reference model
 
 
 class _Context(contextlib.ContextDecorator):
-    """What :func:`enabled` returns."""
+    """The context manager that :func:`enabled` returns."""
 
     _inner: contextlib.AbstractContextManager[None] | None = None
 
-    def _recreate_cm(self) -> _Context:  # contextlib's, for a decorated function: each call has its own context
+    def _recreate_cm(self) -> _Context:  # called by contextlib for each call of a decorated function
         self._inner = contextlib.nullcontext()
         return _Context()
 
@@ -151,34 +151,35 @@ class _Context(contextlib.ContextDecorator):
 
 def enabled() -> contextlib.AbstractContextManager[None]:
     """Inside the context, TRL's trainers compute log-probabilities with ``linear`` and ``logprob``, and GRPOTrainer
-    computes its loss with ``policy_loss``. Afterwards, also after an exception, TRL is unchanged.
+    computes its loss with ``policy_loss``. The end of the context restores TRL, also after an exception.
 
     ::
 
         with rk.integrations.trl.enabled():
             trainer.train()
 
-    Without ``with`` nothing is replaced, and a RuntimeWarning says so. ``with rk.trace() as ran:`` around a training
-    step shows that the swap is active: ``ran.calls`` counts ``policy_loss`` and ``logprob``.
+    Without ``with`` nothing is replaced, and a RuntimeWarning says so. To see that the replacements are active, run a
+    training step inside ``with rk.trace() as ran:``; ``ran.calls`` then counts ``policy_loss`` and ``logprob``.
 
-    Replaces ``trl.trainer.utils._ChunkedLogProbFunction``, which every trainer with a fused LM head calls, and
-    ``GRPOTrainer._compute_loss``, in the whole process and for trainers that exist already. A subclass with a
-    ``_compute_loss`` of its own keeps that. Contexts may be nested and overlap: the last one to close restores TRL.
+    Two functions are replaced in the whole process, also for trainers that already exist:
+    ``GRPOTrainer._compute_loss``, and ``trl.trainer.utils._ChunkedLogProbFunction``, which every trainer with a fused
+    LM head calls. A subclass with its own ``_compute_loss`` keeps it. Contexts may be nested and may overlap: TRL is
+    restored when the last context closes.
 
     Every ``loss_type`` of GRPOConfig is supported, with KL, vLLM's importance correction, off-policy and entropy masks,
     the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have the
     same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` gives models in
-    one dtype the same hidden states. The reference model of a patched policy is patched too, so the KL of the first
-    step is exactly 0; if that is impossible, a warning gives the reason. On CUDA, ``linear`` supports bfloat16 and
+    one dtype the same hidden states. The reference model of a patched policy is also patched, so the KL of the first
+    step is exactly 0. If it cannot be patched, a warning gives the reason. On CUDA, ``linear`` supports bfloat16 and
     float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
 
-    The tests compare with TRL 1.15 and 1.16. A newer release works, with a warning, as long as it has the names and
-    parameters that are used here.
+    The tests compare with TRL 1.15 and 1.16. A newer release also works, with a warning, if it still has the names and
+    parameters that this module uses.
 
     Raises:
-        ModuleNotFoundError without TRL; ImportError for a release before ``OLDEST``, or without a name that is used
-        here. Both say what was found and what to install. Inside the context: errors of ``linear``, ``logprob``,
-        ``policy_loss``.
+        ModuleNotFoundError without TRL; ImportError for a release before ``OLDEST``, or without a name that this module
+        uses. Both errors say what was found and what to install. Inside the context, ``linear``, ``logprob`` and
+        ``policy_loss`` may raise their errors.
     Source:
         TRL 1.16.0: trl/kernels/chunked_logprob.py, trl/trainer/grpo_trainer.py; docs/objectives.md.
     """
@@ -226,7 +227,7 @@ def _say_what_is_served() -> None:
 
 
 def _with_patched_reference(score: Callable[..., Any]) -> Callable[..., Any]:
-    """GRPOTrainer's method, which first patches the reference model of a patched policy."""
+    """Wraps GRPOTrainer's method: it first patches the reference model of a patched policy."""
 
     @functools.wraps(score, assigned=("__name__", "__qualname__", "__doc__"))
     def scored(self: Any, model: Any, *arguments: Any, **options: Any) -> Any:
@@ -257,10 +258,11 @@ def _patch_reference(trainer: Any, reference: Any) -> None:
 
 
 class ChunkedLogprob(torch.autograd.Function):
-    """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens; backward recomputes their logits.
+    """``logprob(linear(hidden, weight, bias), targets)`` in blocks of tokens. Backward recomputes the logits of each
+    block.
 
     Arguments and results are the same as for TRL's ChunkedLogProbFunction. TRL's ``chunk_size`` over the vocabulary is
-    ignored, because a sum over a whole row has one order.
+    ignored, because this library sums a row in one fixed order.
     """
 
     @staticmethod
@@ -277,7 +279,7 @@ class ChunkedLogprob(torch.autograd.Function):
         outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
     ) -> tuple[torch.Tensor | None, ...]:
         """hidden [N, H], weight [V, H], bias [V], targets [N] to (log_probs, entropy, log_sum_sq_probs, mean_logits,
-        is_top1), each [N], None where `outputs` does not name it."""
+        is_top1), each [N]. An output that `outputs` does not name is None."""
         ctx.set_materialize_grads(False)
         kind = hidden.device.type
         ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -299,7 +301,7 @@ class ChunkedLogprob(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wants_hidden else None
-        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards both between the passes
+        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards both tensors meanwhile
             x, w, b = _cast(ctx.dtype, hidden, weight, bias)
             d_weight = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if wants_weight else None
             d_bias = torch.zeros(len(w), dtype=torch.float32, device=w.device) if wants_bias else None
@@ -327,7 +329,7 @@ class ChunkedLogprob(torch.autograd.Function):
 
 
 def _blocks(num_tokens: int) -> list[slice]:
-    """At least one block, so that a call without tokens still has outputs."""
+    """The blocks of tokens. There is at least one block, so that a call without tokens still has outputs."""
     return [slice(i, i + _TOKENS) for i in range(0, max(num_tokens, 1), _TOKENS)]
 
 
@@ -373,7 +375,7 @@ _OF_MODEL = (
 
 
 def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """GRPOTrainer._compute_loss: the same loss, gradients and metrics, computed by ``policy_loss`` and ``presets.trl``.
+    """GRPOTrainer._compute_loss: TRL's loss, gradients and metrics, computed by ``policy_loss`` with ``presets.trl``.
 
     TRL's own methods select the tokens (off-policy and entropy masks). The policy term is linear in the advantage, so a
     dropped token gets an advantage of 0.
@@ -415,7 +417,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     mode = "train" if self.model.training else "eval"
     spec = _spec(self, mode)
     rollout = None
-    if spec.needs_rollout:  # a token that vLLM did not score is not corrected
+    if spec.needs_rollout:  # a token without a vLLM score gets no correction
         rollout = torch.where(inputs["sampling_per_token_logps"].isnan(), ratio_to, inputs["sampling_per_token_logps"])
     result = rk.policy_loss(
         logprob,
@@ -433,7 +435,7 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     logs = self._metrics[mode]
     if self._entropy_bonus_enabled:
         policy = result.metrics.loss + spec.entropy_coef * result.metrics.entropy_loss
-        policy = policy / spec.scale  # TRL logs the policy term without the accumulation's factor
+        policy = policy / spec.scale  # TRL logs the policy term without this factor
         logs["policy_loss"].append(self.accelerator.gather(policy).nanmean().item())
         _adapt_entropy_coef(self, mode, entropy, mask if entropy_mask is None else mask * entropy_mask)
     if self.aux_loss_enabled:
@@ -448,7 +450,8 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _spec(self: Any, mode: str) -> rk.PolicySpec:
-    """The trainer's current objective: an adaptive entropy coefficient changes between steps."""
+    """The trainer's current objective. It is made for each loss, because an adaptive entropy coefficient changes
+    between steps."""
     args = self.args
     coef = 0.0
     if self._entropy_bonus_enabled:
@@ -487,8 +490,8 @@ def _log_horizon(length: int) -> None:
 
 
 def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:
-    """The share of one accumulation window's tokens on one rank, relative to the generation batch's tokens on all
-    ranks."""
+    """The divisor of the loss: the tokens of the generation batch on all ranks, divided by the number of ranks and, in
+    training, by the number of accumulation windows."""
     tokens = inputs["num_items_in_batch"].clamp(min=1.0) / self.accelerator.num_processes
     if mode == "train":
         tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
@@ -496,15 +499,15 @@ def _denominator(self: Any, inputs: dict[str, Any], mode: str) -> torch.Tensor:
 
 
 def _bonus(entropy: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-    """A tensor whose mean over `mask` is the entropy's mean over its selected tokens."""
+    """A tensor whose mean over `mask` equals the mean of the entropy over the selected tokens."""
     if chosen is None:
         return entropy
     return entropy * (chosen * (mask.sum() / (mask * chosen).sum().clamp(min=1.0)))
 
 
 def _adapt_entropy_coef(self: Any, mode: str, entropy: torch.Tensor, mask: torch.Tensor) -> None:
-    """TRL's controller: after an optimizer step's last micro-batch, it moves the coefficient against the mean
-    entropy."""
+    """TRL's controller of the entropy coefficient. After the last micro-batch of an optimizer step, it changes the
+    coefficient in the opposite direction of the mean entropy."""
     if mode != "train":
         return
     if self.use_adaptive_entropy:
@@ -533,7 +536,8 @@ def _mean_over_ranks(self: Any, total: torch.Tensor, count: torch.Tensor) -> flo
 def _log_ratios(
     self: Any, logs: Any, log_ratio: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor, inputs: dict[str, Any]
 ) -> None:
-    """Shares of clipped tokens, or with importance_sampling_level="sequence" of sequences, under TRL's names."""
+    """Logs the share of clipped tokens under TRL's names; with importance_sampling_level="sequence", the share of
+    clipped sequences."""
     from trl.trainer.utils import nanmax, nanmin
 
     if self.loss_type == "vespo":

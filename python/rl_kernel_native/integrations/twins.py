@@ -1,5 +1,6 @@
-"""Small modules that compute like the modules of a model. Twins have the same classes, configuration and attributes,
-but their own weights. Twins have no hooks, and do not touch the model's weights or torch's random state."""
+"""Twins: small modules that compute like the modules of a model. A twin has the same class, configuration and
+attributes as its module, but its own weights and no hooks. Making a twin does not touch the model's weights or torch's
+random state."""
 
 from __future__ import annotations
 
@@ -50,16 +51,17 @@ def undisturbed() -> Iterator[None]:
 
 
 def attributes(module: Any) -> dict[str, Any]:
-    """The attributes that a module's forward may read, besides tensors and modules."""
+    """The attributes that a module's forward may read, except tensors and modules."""
     return {name: value for name, value in module.__dict__.items() if name not in _OF_EVERY_MODULE}
 
 
-# Attributes that no forward reads: the module's place in the model, and attributes that transformers' kernels add.
+# Attributes that do not change what a forward computes: the module's place in the model, and what transformers' kernels
+# add.
 _ASIDE = ("layer_idx", "_hidden_kernels")
 
 
 def facts(module: Any) -> tuple[Any, ...]:
-    """The class and attributes of a module, except its place in the model: if they are equal, forwards compute the
+    """The class and attributes of a module, except its place in the model. Modules with equal facts compute the
     same."""
     plain = (bool, int, float, str, type(None))
     values = sorted(attributes(module).items())
@@ -73,7 +75,7 @@ class Twins:
     """Makes twins of one model's modules.
 
     Args:
-        dtype, device: those of the hidden states.
+        dtype, device: dtype and device of the hidden states.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -91,7 +93,8 @@ class Twins:
         return weight.dtype if served else self.dtype  # type: ignore[union-attr]
 
     def bare(self, module: Any, **changes: Any) -> Any:
-        """A module with another's class, attributes and buffers, without parameters, children and hooks."""
+        """A new module with the class, attributes and buffers of `module`, but without parameters, children and
+        hooks."""
         kind = plain_type(module)
         twin = kind.__new__(kind)
         torch.nn.Module.__init__(twin)
@@ -103,7 +106,7 @@ class Twins:
         return twin
 
     def linear(self, module: Any, out_features: int, in_features: int, dtype: torch.dtype | None = None) -> Any:
-        """A linear layer of these sizes in the place of another, of any class and dtype."""
+        """A linear layer of the given sizes, which replaces `module` of any class and dtype."""
         dtype = dtype or self.dtype
         twin = torch.nn.Linear.__new__(torch.nn.Linear)
         torch.nn.Module.__init__(twin)
@@ -116,7 +119,7 @@ class Twins:
         return twin
 
     def embedding(self, module: Any) -> Any:
-        """A table of 16 rows."""
+        """An embedding with 16 rows."""
         twin = self.bare(module, num_embeddings=16, embedding_dim=HIDDEN)
         twin.weight = torch.nn.Parameter(self.random(16, HIDDEN, dtype=self._dtype_of(module)))
         if twin.padding_idx is not None:
@@ -124,17 +127,17 @@ class Twins:
         return twin
 
     def norm(self, module: Any, family: Family, width: int = HIDDEN, dtype: torch.dtype | None = None) -> Any:
-        """A norm of `width`, of the family's class in the place of any other."""
+        """A norm of `width`. If `module` is no norm of the family, the twin has the family's class."""
         found, dtype = known(module), dtype or self.dtype
         if found is None or found[1] != "RMSNorm":
-            module = family.type("RMSNorm")(1)  # ones or zeros: nothing random
+            module = family.type("RMSNorm")(1)  # its weights are ones or zeros, not random
         twin = self.bare(module)
         around = 0.0 if family.norm == "offset_rms_norm" else 1.0
         twin.weight = torch.nn.Parameter(around + 0.2 * self.random(width, dtype=dtype))
         return twin
 
     def mlp(self, module: Any, family: Family) -> Any:
-        """An MLP of small projections."""
+        """An MLP with small projections."""
         twin = self.bare(module)
         for name, child in module._modules.items():
             if name == "down_proj":
@@ -166,7 +169,7 @@ class Twins:
         return twin
 
     def layer(self, module: Any, family: Family, attention: Any) -> Any:
-        """A layer around a given attention, with a linear for the MLP."""
+        """A layer with the given attention, and a linear layer as its MLP."""
         twin = self.bare(module)
         for name, child in module._modules.items():
             if name == "self_attn":
@@ -180,7 +183,7 @@ class Twins:
         return twin
 
     def config(self, body: Any, layers: list[Any]) -> Any:
-        """The configuration of a body of these layers, with torch's attention and short windows."""
+        """The configuration of a body with these layers, with torch's attention and short windows."""
         config = copy.deepcopy(body.config)
         eager = config._attn_implementation == "eager" or not getattr(body, "_supports_sdpa", False)
         config._attn_implementation = "eager" if eager else "sdpa"
@@ -212,7 +215,7 @@ class Twins:
         return twin
 
     def _without_weights(self, module: Any) -> Any:
-        """An activation or a dropout."""
+        """A twin of a module without weights, such as an activation or a dropout."""
         if any(True for _ in module.parameters()):
             raise TypeError(f"a {type(module).__name__} with weights stands where none is known")
         twin = self.bare(module)
@@ -222,7 +225,7 @@ class Twins:
 
 
 def duplicate(twin: Any, dtype: torch.dtype | None = None) -> Any:
-    """A twin with its own tensors, in float64 if `dtype` says so; attributes are shared."""
+    """A copy of a twin with its own tensors, in `dtype` if given. Attributes are shared."""
     kind: Any = type(twin)
     made = kind.__new__(kind)
     torch.nn.Module.__init__(made)

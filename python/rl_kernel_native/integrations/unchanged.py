@@ -1,4 +1,4 @@
-"""Checks that a function of transformers or torch is the one in its file: neither the function nor a function that it
+"""Checks that a function of transformers or torch is the function in its source file: neither it nor a function that it
 calls was replaced."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 
 from .families import CACHE_NAMES, PARAMETERS, Family, plain_type
 
-# Methods that no forward calls. transformers and DeepSpeed wrap the methods that construct a module.
+# Methods that no forward calls, so they may be replaced. transformers and DeepSpeed wrap the methods that construct a
+# module.
 _OF_NO_FORWARD = ("__init__", "__repr__", "extra_repr", "reset_parameters", "_init_weights")
 _TP_FORWARDS = ("distributed/tensor_parallel.py", "integrations/tensor_parallel.py")
 
@@ -29,7 +30,7 @@ def _roots() -> tuple[str, ...]:
 
 @functools.cache
 def _codes(file: str) -> dict[str, types.CodeType]:
-    """The functions of a source file by their qualified names, as Python compiles them; empty without the source."""
+    """The compiled functions of a source file by their qualified names; empty if the source is missing."""
     try:
         source = Path(file).read_text(encoding="utf-8")
     except OSError:
@@ -39,7 +40,7 @@ def _codes(file: str) -> dict[str, types.CodeType]:
     def walk(code: types.CodeType, prefix: str) -> None:
         for each in code.co_consts:
             if isinstance(each, types.CodeType) and not each.co_name.startswith("<"):
-                # A class and its functions; an inner function is part of its outer function.
+                # Enters classes, but not functions: an inner function is part of its outer function.
                 found.setdefault(prefix + each.co_name, each)
                 if not each.co_flags & inspect.CO_OPTIMIZED:
                     walk(each, f"{prefix}{each.co_name}.")
@@ -61,7 +62,7 @@ def _imports(file: str) -> frozenset[str]:
 
 
 def _same(code: types.CodeType, other: types.CodeType) -> bool:
-    """Equal except for the path of the file."""
+    """Whether two code objects are equal, except for the path of their file."""
     facts = ("co_name", "co_code", "co_names", "co_varnames", "co_freevars", "co_firstlineno")
     return (
         all(getattr(code, fact) == getattr(other, fact) for fact in facts)
@@ -76,8 +77,8 @@ def _same(code: types.CodeType, other: types.CodeType) -> bool:
 
 
 def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str | None:
-    """The reason why a function differs from the function of the same qualified name in its file. None if the function
-    and all functions that it calls are the same.
+    """The reason why a function differs from the function of the same qualified name in its file. None if the function,
+    and all functions that it calls, are unchanged.
 
     Only decorators of transformers and torch may wrap the function.
     """
@@ -97,7 +98,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
             break
         function = inner
     if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
-        return None  # torch's function, or one made by a function: only its file is checked
+        return None  # a function of torch, or an inner function: only its file is checked
     codes = _codes(code.co_filename)
     if codes and (name not in codes or not _same(code, codes[name])):
         return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
@@ -112,12 +113,12 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             strange = not origin.__code__.co_filename.startswith(_roots())
             variable = name not in codes and name not in _imports(function.__code__.co_filename)
             if strange and variable:
-                continue  # a function of another package, such as flash attention's
-            # A function of this file is compared under `name`, an imported one by its qualified name.
+                continue  # a function of another package, such as flash-attn
+            # A function of this file is compared under `name`, an imported function under its qualified name.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)
-            if reason is None and origin.__name__ != name and not variable:  # transformers sets _unpad_fn when it loads
+            if reason is None and origin.__name__ != name and not variable:  # as transformers sets _unpad_fn
                 reason = f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             if reason is not None:
                 return reason
@@ -127,8 +128,8 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
 
 
 def callees(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """(globals, name, function) of each function that ``function`` reaches through globals, directly or through other
-    functions."""
+    """(globals, name, function) for each function that ``function`` calls through global names, directly or
+    indirectly."""
     found: dict[str, Any] = {}
     function = inspect.unwrap(function)
     names, ahead = function.__globals__, [function]
@@ -151,7 +152,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 @functools.cache
 def _signature(kind: Any, role: str) -> str | None:
-    """The reason why the parameters of a class's forward are not the expected ones."""
+    """The reason why the forward of a class has other parameters than expected, or None."""
     import transformers
 
     parameters = inspect.signature(kind.forward).parameters.values()
@@ -181,8 +182,8 @@ def why_class_changed(kind: Any, role: str | None = None) -> str | None:
 
 
 def tensor_parallel_cell(module: Any) -> Any:
-    """The closure cell that holds the original forward, where transformers' tensor parallelism wrapped a module's
-    forward."""
+    """If transformers' tensor parallelism wrapped a module's forward, the closure cell that holds the original forward;
+    else None."""
     forward = module.__dict__.get("forward")
     code = getattr(forward, "__code__", None)
     if code is None or code.co_name != "tp_forward" or not code.co_filename.endswith(_TP_FORWARDS):
@@ -195,7 +196,7 @@ def tensor_parallel_cell(module: Any) -> Any:
 
 
 def why_module_changed(module: Any, role: str | None = None) -> str | None:
-    """The reason why a module of a known class may compute something other than its class does."""
+    """The reason why a module of a known class may compute something else than the class, or None."""
     kind = plain_type(module)
     for name in module.__dict__:
         if name in vars(kind) and callable(vars(kind)[name]) and name not in _OF_NO_FORWARD:
@@ -206,7 +207,7 @@ def why_module_changed(module: Any, role: str | None = None) -> str | None:
 
 
 def why_attention_changed(module: Any, family: Family) -> str | None:
-    """The reason why a configuration's attention and mask functions are not transformers' own."""
+    """The reason why the configured attention and mask functions are not those of transformers, or None."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -217,7 +218,7 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
         function = ALL_ATTENTION_FUNCTIONS[name]
     else:
         return f"its attention function {name!r} is not one of transformers'"
-    while isinstance(function, functools.partial):  # a function from the hub of kernels
+    while isinstance(function, functools.partial):  # from the hub of kernels
         function = function.func
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)

@@ -1,4 +1,5 @@
-"""Runs vLLM on this library's operators: a rollout's log-probabilities have the bits of a patched trainer.
+"""Runs vLLM on this library's operators, so that a rollout's log-probabilities have the same bits as in a patched
+trainer.
 
 The entry point ``vllm.general_plugins`` calls :func:`plugin` in every process of vLLM. The plugin does nothing unless
 ``RLK_VLLM`` is ``1`` or ``check``, or :func:`enable` was called before the engine is created. ``check`` refuses to
@@ -27,7 +28,8 @@ _mode: str | None = None
 
 
 def plugin() -> None:
-    """vLLM calls this in every process. Raises ValueError for another value of ``RLK_VLLM``."""
+    """The plugin's entry point, which vLLM calls in every process. Raises ValueError for an unknown value of
+    ``RLK_VLLM``."""
     mode = os.environ.get(VARIABLE, "")
     if mode in ("", "0"):
         return
@@ -37,18 +39,18 @@ def plugin() -> None:
 
 
 def enable(*, check: bool = False) -> None:
-    """Applies to engines that this process creates from now on, and to engines of its child processes.
+    """Turns the plugin on for engines that this process creates after the call, and for engines of its child processes.
 
     Args:
-        check: an engine does not start unless every module of its model can be replaced; without it, a warning names
-            the other modules.
+        check: True: an engine starts only if every module of its model can be replaced. False: a warning names the
+            modules that cannot be replaced.
     Raises:
         ImportError without vLLM; TypeError for a check that is no bool; RuntimeError for an unknown vLLM version or
-        unknown hooks, which it names.
+        unknown hooks. The error names them.
     """
     mode = "check" if _check.flag("check", check) else "1"
     _enable(mode)
-    os.environ[VARIABLE] = mode  # processes that vLLM starts inherit it
+    os.environ[VARIABLE] = mode  # inherited by processes that vLLM starts
 
 
 def enabled() -> str | None:
@@ -84,7 +86,7 @@ def _enable(mode: str) -> None:
 
 
 def _warn_of_engines() -> None:
-    """Logs that engines of this process, which were created before, stay vLLM's own."""
+    """Logs a warning if this process already has engines: they keep vLLM's own operators."""
     names = (("vllm.v1.engine.llm_engine", "LLMEngine"), ("vllm.v1.engine.async_llm", "AsyncLLM"))
     kinds = tuple(getattr(sys.modules[module], name) for module, name in names if module in sys.modules)
     found = sum(isinstance(x, kinds) for x in gc.get_objects()) if kinds else 0

@@ -1,7 +1,7 @@
-"""vLLM's attention backend CUSTOM: rk.kv_cache_append writes the pages, rk.attention reads them.
+"""vLLM's attention backend CUSTOM. rk.kv_cache_append writes the pages, and rk.attention reads them.
 
 A batch of prefills, chunks and decodes is one call: packed queries, pages by a block table, lengths on the device. The
-host does not synchronise, so CUDA graphs capture whole steps. Decodes outside of such a graph read the pages of a
+host does not synchronise, so CUDA graphs capture whole steps. Decode steps outside a CUDA graph read the pages of a
 shared prompt once for a group of sequences (shared.py).
 """
 
@@ -37,7 +37,7 @@ class RlkAttentionBackend(AttentionBackend):
 
     @staticmethod
     def get_name() -> str:
-        return "CUSTOM"  # vLLM finds it under this name among its backends
+        return "CUSTOM"  # vLLM's name for a backend that a plugin adds
 
     @staticmethod
     def get_impl_cls() -> type[RlkAttentionImpl]:
@@ -85,8 +85,8 @@ class RlkAttentionMetadata:
     found: list[shared.Prefix | None] = field(default_factory=list)  # the result of find, for all layers of the step
 
     def prefix(self, page_size: int) -> shared.Prefix | None:
-        """The groups of the step's sequences, and their own pages. Attention in a CUDA graph never asks for the
-        groups."""
+        """The step's groups of sequences that share pages, and the other pages of each sequence. Attention in a CUDA
+        graph does not use groups."""
         if not self.found:
             self.found.append(self.find(page_size))
         return self.found[0]
@@ -104,7 +104,7 @@ class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
         self.has_window = getattr(kv_cache_spec, "sliding_window", None) is not None
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-        """Without groups: a graph keeps the number of groups of its capture."""
+        """Captures without groups, because a graph would keep the number of groups that its capture had."""
         return replace(super().build_for_cudagraph_capture(common_attn_metadata), find=lambda page_size: None)
 
     def _find(self, m: Any, page_size: int) -> shared.Prefix | None:
@@ -157,13 +157,11 @@ class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
         self.num_kv_heads = num_kv_heads or num_heads
         self.window_size = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
-        self._updated: tuple[Tensor, tuple[Tensor, Tensor]] | None = (
-            None  # the cache that was updated last, and its pages
-        )
+        self._updated: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # the cache of the last update, and its pages
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as [pages, slots of a page, heads, columns]. An update makes them for the call that follows;
-        longer they would keep the cache's memory from being released."""
+        """Keys and values as [pages, slots of a page, heads, columns]. An update keeps these views only for the next
+        call: held longer, they would keep the cache's memory alive."""
         updated, self._updated = self._updated, None
         if updated is not None and updated[0] is kv_cache:
             return updated[1]

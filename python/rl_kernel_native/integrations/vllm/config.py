@@ -1,4 +1,4 @@
-"""The supported settings of an engine's configuration: everything else is refused by name, before a model is loaded."""
+"""The supported settings of an engine's configuration. Before a model is loaded, an error names every other setting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 from ... import __version__, contract
 
-# Models whose layers are exactly these: RMSNorm rounded before its weight, SiLU, rotary products rounded to the dtype,
-# as integrations/families.py says for the trainer.
+# Models whose layers are exactly those of the trainer in integrations/families.py: RMSNorm rounds before its weight,
+# SiLU, and rotary products rounded to the dtype.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "sample", "silu_mul")
 KEY = "rl_kernel_native"  # in VllmConfig.additional_config
@@ -15,13 +15,13 @@ NO_RESET = "sync_weights: the prefix cache, which holds keys of the old weights,
 
 
 def identity() -> dict[str, Any]:
-    """The part of vLLM's compile-cache key for this library: an artifact of another version or contract is never
-    loaded."""
+    """The part of vLLM's compile-cache key for this library: vLLM then never loads an artifact of another version or
+    contract."""
     return {"version": __version__, "contract": contract.digest(), "operators": list(OPERATORS)}
 
 
 def prepare(config: Any) -> None:
-    """Sets, before vLLM completes its configuration: the attention backend, and this library's identity."""
+    """Sets the attention backend and this library's identity, before vLLM completes its configuration."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if config.model_config is None:
@@ -74,7 +74,8 @@ def refusals(config: Any) -> list[str]:
 
 
 def _rotary(model: Any) -> tuple[str, Any, bool]:
-    """Past the original length, frequencies of these types depend on the longest sequence of a batch."""
+    """The check of the rotary embedding. Past the original length, frequencies of dynamic and longrope depend on the
+    longest sequence of a batch."""
     kind = (getattr(model.hf_text_config, "rope_parameters", None) or {}).get("rope_type", "default")
     by_batch = kind in ("dynamic", "longrope")
     served = not by_batch or model.max_model_len <= original_length(model.hf_text_config)

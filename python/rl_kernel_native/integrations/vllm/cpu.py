@@ -1,9 +1,9 @@
-"""Runs the real engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
+"""Runs vLLM's engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
 
-The platform consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and
-torch's own operators as the stock control.
+It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's
+operators for layers that stay stock.
 
-This engine is slow, and supports only eager mode. Call :func:`install` in a separate process, before anything else of
+This engine is slow, and supports only eager mode. Call :func:`install` in a separate process, before any other part of
 vLLM.
 """
 
@@ -28,7 +28,7 @@ ENVIRONMENT = {
 
 
 def install() -> None:
-    """Makes this process's vLLM run on its CPU. Repeated calls do nothing."""
+    """Makes vLLM in this process run on the CPU. Repeated calls do nothing."""
     global _library
     if _library is not None:
         return
@@ -54,7 +54,7 @@ def install() -> None:
 
         @classmethod
         def import_kernels(cls) -> None:
-            """There are none."""
+            """Imports nothing: the CPU platform has no kernels."""
 
         @classmethod
         def is_cpu(cls) -> bool:
@@ -69,12 +69,12 @@ def install() -> None:
             return f"{__name__}.TorchAttentionBackend"
 
     vllm.platforms.current_platform = HostPlatform()
-    vllm.utils.torch_utils.PIN_MEMORY = False  # set when vLLM was imported, before there was a platform
+    vllm.utils.torch_utils.PIN_MEMORY = False  # vLLM's import set it without a platform
     _serve_by_torch()
 
 
 def _slot_mapping(start: Tensor, positions: Tensor, block_table: Tensor, slots: Tensor, block_size: int) -> None:
-    """Slots of a batch's tokens; -1 after them."""
+    """Writes the slots of a batch's tokens, then -1 up to the end of ``slots``."""
     lengths = start[1:] - start[:-1]
     total = int(start[-1])
     request = torch.repeat_interleave(torch.arange(lengths.shape[0]), lengths.long())
@@ -85,7 +85,7 @@ def _slot_mapping(start: Tensor, positions: Tensor, block_table: Tensor, slots: 
 
 
 def _serve_by_torch() -> None:
-    """torch versions of the C++ kernels that vLLM's own layers need: the stock control."""
+    """Replaces the C++ kernels of vLLM's own layers with torch's operators, for the stock setting."""
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
     from vllm.model_executor.layers.activation import SiluAndMul
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding

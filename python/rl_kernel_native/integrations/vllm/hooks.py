@@ -1,4 +1,4 @@
-"""Puts this library's operators into vLLM's extension points. Called once per process, before an engine is created."""
+"""Installs this library's operators at vLLM's extension points, once per process, before an engine is created."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _enabled: Any = None  # the `enabled` of the package, which install receives
 
 
 def install(enabled: Any) -> None:
-    """Raises a RuntimeError, and replaces nothing, if this vLLM is not a known version."""
+    """Installs the hooks. Raises a RuntimeError, and replaces nothing, if this vLLM version is unknown."""
     global _enabled
     _enabled = enabled
     versions.require_known()
@@ -100,7 +100,7 @@ def _loaded(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def not_served(model: Any) -> list[str]:
-    """Modules that compute with other operators: "name (class)"."""
+    """The modules that compute with operators of others, each as "name (class)"."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -126,7 +126,7 @@ def not_served(model: Any) -> list[str]:
     return found
 
 
-# Modules without computation; the parent module does the rotation of a RotaryEmbedding.
+# Modules that compute nothing. For ApplyRotaryEmb, the parent RotaryEmbedding computes the rotation.
 _WITHOUT_ARITHMETIC = ("ApplyRotaryEmb", "LogitsProcessor", "PPMissingLayer")
 
 

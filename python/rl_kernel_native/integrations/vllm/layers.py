@@ -1,6 +1,6 @@
 """vLLM's layers on this library's operators. Rounding points are the same as in transformers' layers, so a patched
-trainer has the same bits. The parameters in vLLM are tensor subclasses. Operators get their plain data, which saves a
-pass through the dispatcher."""
+trainer has the same bits. Parameters in vLLM are tensor subclasses. Operators get the plain tensors in them, which
+saves a pass through the dispatcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import rl_kernel_native as rk
 
 
 class RlkRMSNorm(RMSNorm):
-    """With a residual it returns the pair (normalised, x + residual)."""
+    """RMSNorm. With a residual, forward returns the pair (normalised, x + residual)."""
 
     def __init__(
         self,
@@ -50,20 +50,21 @@ class RlkSiluAndMul(SiluAndMul):
 
 
 class RlkLinearMethod(UnquantizedLinearMethod):
-    """A row-parallel layer over several ranks would need `linear_partial`, a sum over ranks, and then the bias."""
+    """Linear layers of one rank. A row-parallel layer over several ranks would need `linear_partial`, a sum over ranks,
+    and then the bias."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Weights stay as they are loaded: vLLM would repack the weights for its own CPU product."""
+        """Leaves weights as they are loaded. vLLM would repack them for its own CPU product."""
 
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(layer, x, bias)
 
 
 class RlkEmbeddingMethod(UnquantizedEmbeddingMethod):
-    """The token embedding, and the head, which may share its table."""
+    """The token embedding, and the LM head, which may use the same table."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """As for linear layers."""
+        """Leaves weights as they are loaded, as for linear layers."""
 
     def apply(self, layer: torch.nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(layer, x, bias)

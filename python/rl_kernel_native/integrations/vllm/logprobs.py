@@ -1,9 +1,9 @@
 """Log-probabilities of sampled and prompt tokens with rk.logprob, in both of vLLM's model runners.
 
-The first runner computes the log-probabilities of a whole vocabulary and then keeps a few. This module keeps a copy of
-the logits, because the sampler changes them in place. rk.logprob scores the token, and rk.sample finds the most
-probable tokens. The most probable tokens descend by logit; equal logits ascend by id. For processed log-probabilities,
-`sampler.draw` provides the logits, together with the temperature.
+vLLM's first runner computes the log-probabilities of the whole vocabulary, and then selects a few. This module keeps a
+copy of the logits instead, because the sampler changes them in place. rk.logprob scores the token, and rk.sample finds
+the most probable tokens. These are in descending order of logit; equal logits are in ascending order of id. For
+processed log-probabilities, `sampler.draw` provides the logits, together with the temperature.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _known: Tensor | None = None
 
 
 def temperature_of(logits: Tensor) -> Any:
-    """Processed log-probabilities use the temperature of the draw."""
+    """The temperature of log-probabilities from these logits: for processed log-probabilities that of the draw, else
+    1."""
     return getattr(logits, "rlk_temperature", 1.0)
 
 
 def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """``[rows, tokens]`` float32 of logits ``[rows, vocabulary]`` and ids ``[rows, tokens]``."""
+    """Log-probabilities ``[rows, tokens]`` float32, from logits ``[rows, vocabulary]`` and ids ``[rows, tokens]``."""
     rows, tokens = token_ids.shape
     every = logits.unsqueeze(1).expand(rows, tokens, logits.shape[-1])
     temperature = temperature_of(logits)
@@ -38,15 +39,15 @@ def of_tokens(logits: Tensor, token_ids: Tensor) -> Tensor:
 
 
 def compute_logprobs(logits: Tensor) -> Tensor:
-    """The logits as :func:`gather_logprobs` takes them."""
+    """A copy of the logits, which vLLM passes to :func:`gather_logprobs`."""
     return logits.clone()
 
 
 def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids int64 and log-probabilities ``[rows, 1 + count]``: of the tokens ``[rows, 1]``, then of the ``count`` most
-    probable tokens."""
+    """Ids int64 and log-probabilities, both ``[rows, 1 + count]``: first those of the tokens ``ids``, then those of the
+    ``count`` most probable tokens."""
     found = of_tokens(logits, ids)
-    if count > 0:  # sample also draws a token, which belongs to no request
+    if count > 0:  # sample also draws a token, which is not used
         best = rk.sample(logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=count)
         ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has no ids
         found = torch.cat((found, best.top_logprobs), 1)
@@ -73,7 +74,7 @@ def gather_specific_token_logprobs(self: Any, logprobs: Tensor, logprob_token_id
 
 @contextlib.contextmanager
 def known(values: Tensor) -> Iterator[None]:
-    """Inside the context, :func:`compute_token_logprobs` returns this result."""
+    """Inside the context, :func:`compute_token_logprobs` returns ``values``."""
     global _known
     _known = values
     try:
@@ -83,5 +84,5 @@ def known(values: Tensor) -> Iterator[None]:
 
 
 def compute_token_logprobs(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """The function of the second runner."""
+    """Replaces the second runner's function of this name."""
     return of_tokens(logits, token_ids) if _known is None else _known

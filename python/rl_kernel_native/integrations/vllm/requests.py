@@ -1,7 +1,7 @@
 """Seeds of requests. A request's parameters are checked on arrival, and its completions report the seed.
 
-A request without a seed gets a seed, drawn from the engine's seed. Every completion reports the seed and the sample_id
-of its draw (``rlk_seed``, ``rlk_sample_id``), so its tokens can be drawn again.
+A request without a seed gets one, drawn from the engine's seed. Every completion reports the seed and the sample_id of
+its draws (``rlk_seed``, ``rlk_sample_id``), so its tokens can be drawn again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INT64 = range(-(1 << 63), 1 << 63)
 
 
 def refusals(params: Any) -> list[str]:
-    """Parameters that neither rk.sample nor rk.logprob supports, as "name = value"."""
+    """The parameters that rk.sample and rk.logprob do not support, each as "name = value"."""
     unused: dict[str, Any] = {
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "logit_bias": None,
         "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None,
@@ -31,7 +31,7 @@ def refusals(params: Any) -> list[str]:
 
 
 def sample_id_of(params: Any) -> int:
-    """The number of a request's rollout under its seed: 0 unless ``extra_args`` says otherwise."""
+    """The number of a request's rollout under its seed, from ``extra_args``. Default: 0."""
     given = (params.extra_args or {}).get(SAMPLE_ID, 0)
     if type(given) is not int:
         raise TypeError(f"extra_args['{SAMPLE_ID}']: expected an int, got {type(given).__name__}")
@@ -50,7 +50,7 @@ def require_served(params: Any, resumable: bool) -> None:
 
 
 def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **more: Any) -> Any:
-    """InputProcessor.process_inputs."""
+    """Wraps InputProcessor.process_inputs: checks a request's parameters, and gives the request a seed."""
     from vllm import SamplingParams
 
     if isinstance(params, SamplingParams):
@@ -63,19 +63,19 @@ def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *arg
 
 
 def draw_seed(processor: Any) -> int:
-    """The next seed of an engine: a function of the engine's own seed, the front end's rank, and the number of earlier
-    draws."""
+    """The next seed of an engine. It depends only on the engine's own seed, the front end's rank, and the number of
+    earlier draws."""
     source = getattr(processor, "rlk_seeds", None)
     if source is None:
         config = processor.vllm_config
         rank = config.parallel_config._api_process_rank
         source = processor.rlk_seeds = random.Random(f"{config.model_config.seed} {rank}")
-    drawn: int = source.getrandbits(62)  # vLLM adds k for child k of n, and 64 bits hold the sum
+    drawn: int = source.getrandbits(62)  # vLLM adds k for child k of n; the sum fits 64 bits
     return drawn
 
 
 def followed(own: Any, self: Any, request: Any, *args: Any, **more: Any) -> None:
-    """OutputProcessor.add_request: a request's state remembers its key."""
+    """Wraps OutputProcessor.add_request: stores seed and sample_id in the request's state."""
     own(self, request, *args, **more)
     params = request.sampling_params
     if params is not None:
@@ -83,7 +83,7 @@ def followed(own: Any, self: Any, request: Any, *args: Any, **more: Any) -> None
 
 
 def completed(own: Any, self: Any, *args: Any, **more: Any) -> Any:
-    """RequestState._new_completion_output."""
+    """Wraps RequestState._new_completion_output: adds seed and sample_id to the completion."""
     output = own(self, *args, **more)
     output.rlk_seed, output.rlk_sample_id = self.rlk_key
     return output

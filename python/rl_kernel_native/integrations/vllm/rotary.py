@@ -1,8 +1,9 @@
-"""vLLM's rotary embeddings on rk.rope, with the trainer's tables. cos and sin are on the device before a capture.
+"""vLLM's rotary embeddings on rk.rope, with the trainer's tables. cos and sin are on the device before a CUDA graph is
+captured.
 
-The host computes cos and sin of :data:`integrations.rotary.ROPE_TYPES` in float64. A patched trainer leaves dynamic and
-longrope to transformers, so torch computes these like transformers, up to the original length. Past that length, their
-frequencies depend on the batch, which a cache of keys cannot support.
+The host computes cos and sin of :data:`integrations.rotary.ROPE_TYPES` in float64. In a patched trainer, transformers
+computes dynamic and longrope, so here torch computes these two as transformers does, up to the original length. Past
+the original length, their frequencies depend on the batch, which a cache of keys cannot support.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import rl_kernel_native as rk
 from ..rotary import ROPE_TYPES, RotaryTables
 from .config import original_length
 
-# Parameters of vLLM that transformers does not read: with such a parameter, vLLM and transformers would differ.
+# Parameters that only vLLM reads: with such a parameter, vLLM and transformers would differ.
 OF_VLLM_ALONE = (
     "apply_yarn_scaling", "attn_factor", "extrapolation_factor", "max_trained_positions", "short_mscale", "long_mscale",
 )  # fmt: skip
@@ -48,7 +49,7 @@ class RlkRotaryEmbedding(RotaryEmbedding):
 
 
 class Scaled:
-    """Tables from the model's own rope_parameters. vLLM keeps a module for later engines of the process."""
+    """Tables from the model's own rope_parameters. vLLM caches a module for later engines of the process."""
 
     def _compute_cos_sin_cache(self) -> Tensor:
         model = get_current_vllm_config().model_config
@@ -72,7 +73,7 @@ class RlkDynamicNTK(Scaled, DynamicNTKScalingRotaryEmbedding):
 
 
 class RlkLongRope(Scaled, RlkRotaryEmbedding):
-    """Replaces Phi3LongRoPEScaledRotaryEmbedding, which vLLM constructs by name."""
+    """Replaces Phi3LongRoPEScaledRotaryEmbedding, whose class vLLM looks up by name."""
 
     def __init__(
         self,

@@ -1,11 +1,11 @@
-"""Draws tokens with rk.sample in vLLM's first model runner; second_sampler.py does so in the second runner.
+"""Draws tokens with rk.sample in vLLM's first model runner; second_sampler.py draws tokens in the second runner.
 
 A row's token depends only on its logits, its parameters and (seed, sample_id, position); the position is the token's
-index in its output.
+index in the request's output.
 
 vLLM first masks the tokens that a request forbids (allowed_token_ids, bad_words, min_tokens). A processed
 log-probability refers to the tokens that min_p, top_k and top_p kept, at the request's temperature. A row from which
-nothing can be drawn raises an error on a CPU. On a GPU nothing waits for the device: there the row gives token 0 with
+nothing can be drawn raises an error on a CPU. On a GPU nothing waits for the device, so such a row gives token 0 with
 log-probability NaN.
 """
 
@@ -32,10 +32,10 @@ _rehearsing = False
 def draw(
     logits: Tensor, keys: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, processed: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Ids int64, and logits whose log-probabilities are the processed log-probabilities.
+    """Ids int64, and logits that give the processed log-probabilities, or None if they are not needed.
 
     Args:
-        keys: int64 [rows] each: seed, sample_id, position.
+        keys: seed, sample_id and position, each int64 [rows].
         temperature, top_k, top_p, min_p, greedy: as for rk.sample.
     """
     cuts = any(isinstance(x, Tensor) for x in (top_k, top_p, min_p))
@@ -59,8 +59,8 @@ def require_drawn(logits: Tensor, status: Tensor) -> None:
 
 
 def only_kept(logits: Tensor, kept_ids: Tensor, offsets: Tensor) -> Tensor:
-    """Logits with -Inf outside the kept sets; a row with an empty set kept every column. Nothing is copied back to the
-    host."""
+    """Logits with -Inf outside the kept sets. An empty set means that the row kept every column. Nothing is copied back
+    to the host."""
     rows, columns = logits.shape
     place = torch.arange(kept_ids.shape[0], device=logits.device)
     row = torch.searchsorted(offsets[1:], place, right=True)
@@ -82,13 +82,13 @@ def _rehearsal() -> Iterator[None]:
 
 
 def rehearsed(own: Any, self: Any, *args: Any, **more: Any) -> Any:
-    """GPUModelRunner._dummy_sampler_run: the one draw that belongs to no request."""
+    """Wraps GPUModelRunner._dummy_sampler_run, the only draw without requests."""
     with _rehearsal():
         return own(self, *args, **more)
 
 
 def keyed(own: Any, self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
-    """GPUModelRunner._sample: the keys of its rows travel with the metadata."""
+    """Wraps GPUModelRunner._sample: adds the rows' seeds, sample_ids and positions to the metadata."""
     batch = self.input_batch
     for processor in (*batch.logitsprocs.argmax_invariant, *batch.logitsprocs.non_argmax_invariant):
         kind = type(processor)
@@ -107,14 +107,14 @@ def keyed(own: Any, self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
     )
     on_host = self.device.type == "cpu"
     batch.sampling_metadata.rlk_keys = keys if on_host else keys.pin_memory().to(self.device, non_blocking=True)
-    batch.generators.clear()  # torch's generators draw nothing; vLLM would reset the generators of unfinished prompts
+    batch.generators.clear()  # torch's generators are unused; vLLM would reset those of unfinished prompts
     return own(self, logits, spec_decode_metadata)
 
 
 def sample(
     self: Any, logits: Tensor, sampling_metadata: Any, logprobs_mode_override: Any = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Sampler.sample of the first runner."""
+    """Replaces Sampler.sample of the first runner."""
     m = sampling_metadata
     keys = getattr(m, "rlk_keys", None)
     if keys is None:
@@ -127,7 +127,7 @@ def sample(
         greedy = temperature < GREEDY_BELOW
         temperature = temperature.masked_fill(greedy, 1.0)
     min_p: Any = 0.0
-    for processor in m.logitsprocs.argmax_invariant:  # all of one kind, which `keyed` checked
+    for processor in m.logitsprocs.argmax_invariant:  # `keyed` has checked that they are all of one kind
         if processor.min_p_count:
             min_p = processor.min_p.flatten()
     top_k: Any = 0 if m.top_k is None else m.top_k.masked_fill(m.top_k >= logits.shape[-1], 0)

@@ -1,8 +1,8 @@
 """Draws tokens with rk.sample in vLLM's second model runner, the default on GPUs.
 
-A step of a small model waits for the host, so few launches matter. The requests' parameters are copied to the device
-only when the batch has other requests. One call of rk.sample gives a step's tokens and all their log-probabilities,
-unless a request masks or cuts tokens and asks for log-probabilities that a second call must give.
+A step of a small model waits for the host, so few launches matter. Parameters of requests are copied to the device only
+when the requests of the batch change. Usually one call of rk.sample gives a step's tokens and all their
+log-probabilities. If a request masks or cuts tokens, its log-probabilities may need a second call.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .sampler import PROCESSED, draw, require_drawn
 
 
 class Rows(NamedTuple):
-    """What the requests of a batch ask of a draw.
+    """The parameters of a draw for the requests of a batch.
 
     Attributes:
         before: int64 ``[rows]``: the position of a request's last prompt token.
-        temperature, greedy, top_k, top_p, min_p: as for rk.sample; a number where no request has another.
+        temperature, greedy, top_k, top_p, min_p: as for rk.sample; a number if all requests have the same value.
     """
 
     seed: Tensor
@@ -43,21 +43,22 @@ class Rows(NamedTuple):
 
 
 def made(own: Any, self: Any, max_num_reqs: int, *args: Any, **more: Any) -> None:
-    """Sampler.__init__."""
+    """Wraps Sampler.__init__."""
     own(self, max_num_reqs, *args, **more)
     self.rlk_sample_ids = np.zeros(max_num_reqs, np.int64)
     self.rlk_rows = None
 
 
 def added(own: Any, self: Any, req_idx: int, prompt_len: int, sampling_params: Any) -> None:
-    """Sampler.add_request."""
+    """Wraps Sampler.add_request."""
     own(self, req_idx, prompt_len, sampling_params)
     self.rlk_sample_ids[req_idx] = sample_id_of(sampling_params)
     self.rlk_rows = None  # the last batch may have had another request in this slot
 
 
 def rows_of(sampler: Any, slots: Any, columns: int, device: torch.device) -> Rows:
-    """The requests in ``slots``. vLLM's state on the host has all parameters, so one copy takes them to the device."""
+    """The Rows of the requests in ``slots``. vLLM's state on the host has all parameters, so one copy moves them to the
+    device."""
     known, last = sampler.sampling_states, sampler.rlk_rows
     if last is not None and np.array_equal(last[0], slots):
         kept: Rows = last[1]
@@ -107,7 +108,7 @@ def sample(
     expanded_local_pos: Tensor,
     return_logprobs: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Sampler.sample; penalties and biases were already refused on arrival."""
+    """Replaces Sampler.sample. Requests with penalties or biases were already refused on arrival."""
     masked = self.logit_bias_state.use_logit_bias[idx_mapping_np].any()
     masked = bool(masked or self.bad_words_state.num_bad_words.np[idx_mapping_np].any())
     if masked:
@@ -117,7 +118,7 @@ def sample(
             logits, expanded_idx_mapping, idx_mapping_np, input_ids, expanded_local_pos
         )
     rows = rows_of(self, idx_mapping_np, logits.shape[-1], logits.device)
-    position = pos - rows.before  # negative within a prompt, whose token vLLM drops
+    position = pos - rows.before  # negative within a prompt: vLLM drops such a token
     processed = self.logprobs_mode == PROCESSED
     if not return_logprobs or (rows.cuts if processed else masked):
         keys = rows.seed, rows.sample_id, position
@@ -128,8 +129,10 @@ def sample(
 
 
 def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: bool) -> Tensor:
-    """Ids, which carry the log-probabilities of the token and of the ``count`` most probable tokens."""
-    # At temperature 1 both kinds are the same number, and the processed one takes no further pass over the logits.
+    """Ids, with an attribute that holds the log-probabilities of the token and of the ``count`` most probable
+    tokens."""
+    # If nothing is cut at temperature 1, processed and raw log-probabilities are equal, and the processed ones need no
+    # second pass over the logits.
     is_plain = rows.greedy is False and not rows.cuts and not isinstance(rows.temperature, Tensor)
     kind: Any = "processed" if processed or is_plain else "raw"
     found = rk.sample(
@@ -154,7 +157,7 @@ def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: 
 def compute_topk_scores(
     own: Any, logits: Tensor, num_logprobs: int, sampled_token_ids: Tensor, *args: Any, **more: Any
 ) -> Any:
-    """Replaces vLLM's function of this name; vLLM's own code still computes the rank."""
+    """Wraps vLLM's function of this name. vLLM's own code still computes the rank."""
     found = getattr(sampled_token_ids, "rlk_scores", None)
     if found is None:
         found = logprobs.best_of(logits, num_logprobs, sampled_token_ids.unsqueeze(-1))

@@ -1,10 +1,11 @@
-"""Groups of decoding sequences whose pages begin alike, for attention's `shared_prefix`: completions of one prompt.
+"""Groups decoding sequences that begin with the same pages, such as completions of one prompt, for attention's
+`shared_prefix`.
 
-vLLM's prefix cache gives such sequences the same pages. The host finds them in its own copy of the block table, so no
-step waits for the GPU. Equal page ids are the same memory, so a group reads the same keys through the prefix table or
-the block table.
+vLLM's prefix cache gives such sequences the same pages. The host finds the groups in its own copy of the block table,
+so no step waits for the GPU. Equal page ids mean the same memory, so a sequence reads the same keys through the prefix
+table as through the block table.
 
-A CUDA graph that holds the attention of a step keeps the shapes of its capture, and never asks for groups.
+A CUDA graph that includes attention keeps the shapes of its capture, so it does not use groups.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 # The least work for which `shared_prefix` took less time on an H200 (cuda/attention/README.md): 8 completions with 4
-# query heads per key head behind 2048 keys. The kernel that shares reads of pages needs 32 rows on Hopper, and 64 on
-# other GPUs.
+# query heads per key head, after a shared prompt of 2048 keys. The kernel that shares reads of pages needs 32 rows on
+# Hopper, and 64 on other GPUs.
 LEAST_KEYS = 2048
 LEAST_ROWS, LEAST_ROWS_ELSEWHERE = 32, 64
 
@@ -27,7 +28,7 @@ Prefix = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]  # block_table and shared_
 
 @dataclass(frozen=True)
 class HostPages:
-    """The host's copy of a block table. Sequence b has row ``rows[b]`` of ``table``, or row b without ``rows``."""
+    """The host's copy of a block table. Sequence b has row ``rows[b]`` of ``table``, or row b if ``rows`` is None."""
 
     table: np.ndarray
     rows: np.ndarray | None = None
@@ -38,11 +39,11 @@ class HostPages:
 
 @dataclass(frozen=True)
 class Groups:
-    """The arrays of `shared_prefix` on the host, and what remains of each sequence's own pages.
+    """The arrays of `shared_prefix` on the host, and what is needed to find each sequence's other pages.
 
     Attributes:
         skipped: for each sequence, the number of pages that its group shares.
-        own_pages: the most pages that a sequence has behind the shared pages.
+        own_pages: the largest number of pages that a sequence has after the shared pages.
     """
 
     table: np.ndarray
@@ -53,7 +54,7 @@ class Groups:
 
 
 def of_rows(lengths: np.ndarray, rows: int) -> np.ndarray:
-    """A length for each row of a block table: a row without a length is padding, and has no keys."""
+    """A length for each row of a block table. A row without a given length is padding, and gets length 0."""
     if len(lengths) == rows:
         return lengths
     found = np.zeros(rows, lengths.dtype)
@@ -65,11 +66,12 @@ def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences:
     """Groups among consecutive sequences with one query each.
 
     Args:
-        lengths: the number of keys of each sequence, the query's own included; 0 for padding.
-        least_sequences: the fewest sequences per group, on average over all groups of the call.
+        lengths: the number of keys of each sequence, including the key of the query itself; 0 for padding.
+        least_sequences: the least number of sequences in a group; also the least average number over all groups of the
+            call.
     """
     least = -(-LEAST_KEYS // page_size)
-    usable = (lengths - 1) // page_size  # pages before the page of the query's own key
+    usable = (lengths - 1) // page_size  # full pages before the query's own key
     far = usable >= least
     if not far.any():
         return None
@@ -78,7 +80,7 @@ def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences:
     alike = far[1:] & far[:-1] & (last[1:] == last[:-1])
     if not alike.any():  # most steps end here
         return None
-    shared = np.zeros(count - 1, np.int64)  # pages that sequence i and the next one begin with
+    shared = np.zeros(count - 1, np.int64)  # number of pages that sequences i and i + 1 share
     for i in np.flatnonzero(alike):
         most = int(min(usable[i], usable[i + 1]))
         differ = pages.columns(i, slice(0, most)) != pages.columns(i + 1, slice(0, most))
@@ -120,7 +122,7 @@ def _groups(
 
 
 def prefix_of(groups: Groups, block_table: Tensor) -> Prefix:
-    """The groups on the block table's device; the host does not wait for it."""
+    """Copies the groups to the block table's device. The host does not wait for the device."""
 
     def sent(array: np.ndarray) -> Tensor:
         made = torch.from_numpy(array)
@@ -134,7 +136,7 @@ def prefix_of(groups: Groups, block_table: Tensor) -> Prefix:
     return block_table.gather(1, places.clamp_(max=block_table.shape[1] - 1)), arrays
 
 
-# ---- the host's copy, which both model runners hand to the metadata as an attribute of the block table --------------
+# ---- the host's copy of the block table, which both model runners attach to the device's table --------------
 
 
 def pages_of(block_table: Tensor) -> HostPages | None:
@@ -142,14 +144,16 @@ def pages_of(block_table: Tensor) -> HostPages | None:
 
 
 def given(own: Any, self: Any, num_reqs: int) -> Tensor:
-    """The first runner's ``BlockTable.get_device_tensor``: it has a copy on the host."""
+    """Wraps the first runner's ``BlockTable.get_device_tensor``. This runner has its own copy of the table on the
+    host."""
     table = own(self, num_reqs)
     table.rlk_pages = HostPages(self.block_table.np)
     return table
 
 
 def appended(own: Any, self: Any, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
-    """The second runner's ``BlockTables.append_block_ids``: its tables are on the GPU alone, so a copy follows them."""
+    """Wraps the second runner's ``BlockTables.append_block_ids``. Its tables are only on the GPU, so this function
+    keeps a copy on the host."""
     if not hasattr(self, "rlk_pages"):
         self.rlk_pages = [np.zeros(tuple(table.gpu.shape), np.int32) for table in self.block_tables]
     for i, ids in enumerate(new_block_ids):
@@ -162,11 +166,11 @@ def appended(own: Any, self: Any, req_index: int, new_block_ids: Any, overwrite:
 
 
 def prepared(own: Any, self: Any, input_batch: Any) -> Any:
-    """The second runner's ``GPUModelRunner.prepare_attn``."""
+    """Wraps the second runner's ``GPUModelRunner.prepare_attn``: attaches the host's copy to the tables."""
     tables, slots = own(self, input_batch)
     requests = input_batch.idx_mapping_np
     for table, copy in zip(tables, getattr(self.block_tables, "rlk_pages", ()), strict=False):
-        rows = np.zeros(max(len(table), len(requests)), np.int64)  # padding has no keys, so any row serves it
+        rows = np.zeros(max(len(table), len(requests)), np.int64)  # padding has no keys, so any row will do
         rows[: len(requests)] = requests
         table.rlk_pages = HostPages(copy, rows)
     return tables, slots

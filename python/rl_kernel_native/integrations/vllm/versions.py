@@ -1,4 +1,4 @@
-"""The supported vLLM: its versions, and the signature of everything that is replaced. Any difference is an error."""
+"""The supported versions of vLLM, and the signature of every function that is replaced. Any difference is an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ... import _variants
 
 VERSIONS = ("0.26.0",)
-TORCH = {"cuda": "2.11", "cpu": "2.13"}  # the version that was tried with this vLLM, by device
+TORCH = {"cuda": "2.11", "cpu": "2.13"}  # torch version tried with this vLLM, by device
 INSTALL = f"pip install vllm=={VERSIONS[-1]} (docs/vllm.md)"
 
 
@@ -143,7 +143,7 @@ HOOKS = (
 
 
 def find(place: str) -> tuple[Any, str]:
-    """The module or class that holds a hook, and its name there."""
+    """The module or class that holds a hook, and the hook's name in it."""
     module, _, path = place.partition(":")
     *outer, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -153,7 +153,7 @@ def find(place: str) -> tuple[Any, str]:
 
 
 def unknown(hooks: tuple[Hook, ...]) -> list[str]:
-    """Hooks that vLLM lacks, or has with other parameters, in words."""
+    """The hooks that this vLLM does not have, or has with other parameters, in words."""
     found = []
     for hook in hooks:
         try:

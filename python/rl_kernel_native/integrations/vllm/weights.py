@@ -1,8 +1,8 @@
 """Copies a trainer's weights into a running engine of the same process, by vLLM's own weight-transfer API.
 
-``weight_transfer_config={"backend": "rl_kernel_native"}`` selects the transfer, which passes tensors on unchanged. For
-engines in other processes, use vLLM's ``nccl`` or ``ipc``. An update leaves keys of the old weights in the prefix
-cache. :func:`sync` resets the cache, and raises an error if vLLM cannot reset it.
+``weight_transfer_config={"backend": "rl_kernel_native"}`` selects this module's transfer engine, which passes tensors
+on unchanged. For engines in other processes, use vLLM's ``nccl`` or ``ipc``. An update leaves keys of the old weights
+in the prefix cache. :func:`sync` resets the cache, and raises an error if vLLM cannot reset it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BACKEND = "rl_kernel_native"
 
 @dataclass
 class LocalInit(WeightTransferInitInfo):
-    """Nothing has to be set up."""
+    """The transfer needs no setup."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
     update_info_cls = LocalUpdate
 
     def init_transfer_engine(self, init_info: LocalInit) -> None:
-        """Trainer and engine share a process."""
+        """Does nothing, because trainer and engine are in one process."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -54,7 +54,7 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Does nothing, because the engine holds no resources."""
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
@@ -72,7 +72,7 @@ def sync(llm: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """Gathers a parameter that FSDP2 shards."""
+    """The whole parameter: gathered from all ranks if FSDP2 shards it."""
     gather: Any = getattr(weight, "full_tensor", None)
     found: Tensor = (gather() if callable(gather) else weight).detach()
     return found
