@@ -99,7 +99,7 @@ class Forward {
              std::int64_t begin) {
     const AttentionLanes& lanes = attention_simd();
     const auto num_rows = static_cast<int>((queries.last - queries.first) * group_);
-    // Keys before the window are +0; transpose() gives +0 for those after the last one.
+    // Keys before the window are +0; transpose() gives +0 for the keys after the last key.
     std::fill_n(k_.begin(), (keys.first - begin) * read_.columns, 0.0f);
     for (std::int64_t j = keys.first; j < keys.last; ++j) {
       read_.key(p_.k, p_.head_dim, span, j, task.kv_head, k_.data() + (j - begin) * read_.columns);
@@ -140,8 +140,9 @@ class Forward {
     }
   }
 
-  // A matrix unit multiplies values that a row does not see by +0, so these must be loaded. This loads all values of
-  // the block that are in use, for any queries of the task. It loads +0 for all other keys.
+  // A matrix unit multiplies values that a row does not see by +0, so these values must be loaded, too. The function
+  // loads all values of the block that are in use, whether or not the task's queries see them. It sets the values of
+  // all other keys to +0.
   void read_values_in_use(const AttentionSpan& span, std::int64_t begin, std::int64_t kv_head) {
     std::fill(v_.begin(), v_.end(), 0.0f);
     const std::int64_t last = std::min(begin + block_, span.num_keys);
@@ -243,7 +244,7 @@ void attention(const AttentionParams& p) {
   check_attention_lists(p);
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;
   if (rows == 0) return;
-  // Clears the outputs of queries that are not in use or see nothing.
+  // Clears the outputs of queries that are not in use or see no key.
   std::memset(p.out, 0, static_cast<std::size_t>(rows * p.value_dim * size_of(p.dtype)));
   if (p.lse != nullptr) std::fill(p.lse, p.lse + rows, -infinity());
   run_forward(p);

@@ -1,5 +1,5 @@
 // CPU backend of attention's backward: delta, then dq by tasks of queries, then dk and dv by tasks of keys. Each chain
-// belongs to one task, so no sum crosses threads, but scores are computed twice. Under trees, a task of keys goes
+// belongs to one task, so no sum needs several threads, but scores are computed twice. With trees, a task of keys goes
 // through the segments whose queries see these keys.
 #include <algorithm>
 #include <cstring>
@@ -38,13 +38,13 @@ struct Tile {
   void clear() { std::fill(floats.begin(), floats.end(), 0.0f); }
 };
 
-// Tiles of one thread, and the computation on a tile that both passes share.
+// Tiles of one thread, and the computations on tiles that the passes share.
 class Tiles {
  public:
   Tiles(const AttentionCall& call, const AttentionBackwardParams& p)
       : p(p), spans(call.params()), read(spans), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
-  // Products of at most `rows` rows, in the matrix unit's arithmetic if the call asks for it.
+  // Prepares products of at most `rows` rows. They use the matrix unit's arithmetic if the call asks for it.
   void begin_products(std::int64_t rows) {
     const LinearUnit unit = {attention_products(p), p.dtype};
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);
@@ -105,7 +105,7 @@ class Tiles {
   }
 
   const AttentionBackwardParams& p;
-  const AttentionTree<AttentionInput>& spans;  // the same call, from which spans are computed
+  const AttentionTree<AttentionInput>& spans;  // the call's params with its paths, from which spans are computed
   AttentionReader read;
   std::int64_t group;
   AttentionScores how;
@@ -332,7 +332,7 @@ void attention_backward(const AttentionBackwardParams& p) {
   const auto clear = [&](void* to, std::int64_t elements) {
     if (to != nullptr) std::memset(to, 0, static_cast<std::size_t>(elements * size_of(p.dtype)));
   };
-  // Clears gradients of tokens that are not in use, see nothing, or are seen by nothing.
+  // Clears gradients of tokens that are not in use, of queries that see no key, and of keys that no query sees.
   clear(p.dq, attention_rows(p) * p.num_q_heads * p.head_dim);
   clear(p.dk, attention_keys(p) * p.num_kv_heads * p.head_dim);
   clear(p.dv, attention_keys(p) * p.num_kv_heads * p.value_dim);

@@ -1,4 +1,4 @@
-// CPU backend of attention_merge. The merge takes one row and head at a time, with columns in lanes.
+// CPU backend of attention_merge. It merges one row of one head at a time, with columns in lanes.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -19,7 +19,7 @@ class Merge {
   explicit Merge(const AttentionMergeParams& p)
       : p_(p), columns_((p.value_dim + kColumns - 1) / kColumns * kColumns), total_(columns_), of_split_(columns_) {}
 
-  // A row of one head: number row * heads + head.
+  // Merges one row of one head; `place` is row * heads + head.
   void run(std::int64_t place) {
     const std::int64_t head = place % p_.num_q_heads, row = place / p_.num_q_heads;
     const std::int64_t lse_at =

@@ -9,7 +9,8 @@
 
 namespace rlk::cpu {
 
-// A head fits one A panel and has whole steps. A block of keys does too, for either block size.
+// The columns of a head fit one A panel and are whole steps. The same holds for the keys of a block, for both block
+// sizes.
 static_assert(kColumns % kMmaStepK == 0 && kMaxColumns <= kPanelK);
 static_assert(kTileKeys / 2 % kMmaStepK == 0 && kTileKeys <= kPanelK);
 

@@ -1,4 +1,5 @@
-// Products of attention in the arithmetic of sm_90's matrix unit, by linear's lanes on attention's tiles.
+// Products of attention in the arithmetic of sm_90's matrix unit. Linear's inner loops compute them on attention's
+// tiles.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +10,11 @@
 
 namespace rlk::cpu {
 
-// Unit of a call's products: kIeee, which is plain chains of fma, unless the operands are bf16 or fp16 and the call
-// asks for sm_90.
+// Unit of a call's products: kSm90 if the operands are bf16 or fp16 and the call asks for sm_90, else kIeee, which is
+// plain chains of fma.
 Arithmetic attention_products(const AttentionInput& p);
 
-// multiply and accumulate of AttentionLanes with the same tiles, in rule 1's steps of 16.
+// Has multiply and accumulate of AttentionLanes, on the same tiles, but in rule 1's steps of 16.
 class AttentionMma {
  public:
   // The tiles have at most `rows` rows.
@@ -27,8 +28,8 @@ class AttentionMma {
   // row does not see, or whose weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                   std::int64_t columns, float* sums);
-  // accumulate() with the fewest steps that a GPU may take. If v holds Inf or NaN, a row takes only the steps of 16 in
-  // which it sees a key. A GPU's backward may also take other steps, with the weight +0, depending on its tiles.
+  // accumulate() with the fewest steps that a GPU's backward may take. If v holds Inf or NaN, a row takes only the
+  // steps of 16 in which it sees a key. A GPU may also take other steps, with the weight +0, depending on its tiles.
   void accumulate_seen(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                        std::int64_t columns, float* sums);
 

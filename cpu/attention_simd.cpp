@@ -1,5 +1,5 @@
-// Inner loops of attention, compiled once per instruction set. Scores have one key per lane, sums one column per lane.
-// Both loops keep a tile of rows times vectors in registers while their chains ascend.
+// Inner loops of attention, compiled once per instruction set. Loops over scores have one key per lane, and loops over
+// sums one column per lane. Both keep a tile of several rows and vectors in registers while their chains ascend.
 #include "attention_simd.h"
 
 #include <type_traits>
@@ -124,7 +124,7 @@ class BlockSums {
   Eight groups_[kTileKeys / kAttentionGroup] = {};
 };
 
-// p may be anything in columns that the row does not see; kNothing is stored there.
+// p may be anything in columns that the row does not see; these columns get kNothing.
 template <class T>
 RLK_HD bool store_weights(float* to, Mask contributes, Mask in, Floats p) {
   const Floats nothing = float_of(splat(kNothing));

@@ -1,6 +1,6 @@
 // The inner loops of attention, one copy per instruction set (attention_simd.cpp). Tiles are fp32 in the caller's
-// memory. Their rows have `kTileKeys` columns, or only the first `columns`: a head padded with +0 to a multiple of
-// kColumns.
+// memory. A row has kTileKeys floats, one per key, or `columns` floats, one per column of a head. Heads are padded with
+// +0 to a multiple of kColumns.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ struct AttentionColumns {
   int first, last;
 };
 
-// Parameters that turn products of q and k into exponents: c, and a softcap with fl(softmax_scale / softcap), or 0.
+// Parameters that turn products of q and k into exponents: c, the softcap (0: none), and fl(softmax_scale / softcap).
 struct AttentionScores {
   float c, cap, inner;
 };
@@ -30,20 +30,20 @@ struct AttentionLanes {
   void (*load)(const unsigned char* from, DType dtype, std::int64_t head_dim, std::int64_t columns, float* to);
   // to[d][r] = rows[r][d]; rows from `count` to kTileKeys are +0.
   void (*transpose)(const float* rows, int count, std::int64_t head_dim, std::int64_t columns, float* to);
-  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`, which is kTileKeys or half of
-  //   it.
+  // products[i][j] = a chain over d ascending of a[i][d] * b[d][j], for j below `keys`, which is kTileKeys or
+  //     kTileKeys / 2.
   void (*multiply)(const float* a, int rows, std::int64_t columns, const float* b, std::int64_t head_dim, int keys,
                    float* products);
   // Applies the softcap to a row's products with the keys that it sees; the results are scores.
   void (*cap)(float* products, AttentionColumns sees, AttentionScores how);
   // The largest score of a row among the keys that it sees; NaN if any is NaN.
   float (*largest)(const float* scores, AttentionColumns sees);
-  // Turns scores into probabilities rounded to dtype, and adds the unrounded ones to the chains. A score that
-  // contributes nothing becomes kNothing. Returns whether any score of the row contributes.
+  // Turns scores into probabilities rounded to dtype, and adds the unrounded probabilities to the chains. A score that
+  // contributes nothing becomes kNothing. Returns whether the row sees a score that became kNothing.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing as above. Column j uses
-  // u and delta at j * step.
+  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing and the return value of
+  // probabilities(). Column j uses u and delta at j * step.
   bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                     const float* delta, int step, Exp exp, DType dtype);
   // sums[i] = a chain over j ascending of weights[i][j] * x[j], continued from sums[i]. `holes`: some weight may be
@@ -54,13 +54,13 @@ struct AttentionLanes {
   // total = fma(total, factor, x * factor_of_x). Counts are multiples of kColumns.
   void (*merge)(float* total, const float* x, std::int64_t count, float factor, float factor_of_x);
   void (*add)(float* total, const float* x, std::int64_t count);  // total += x
-  // Dot product in eight chains over d, which are then folded.
+  // Dot product in eight chains over d, whose sums are then added in the order of l's chains.
   float (*dot)(const float* a, const float* b, std::int64_t head_dim);
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };
 
-// Marks an addend that a chain leaves out: the bits of -0, which no probability has. As an addend -0 would change only
-// the sign of a zero sum.
+// Marks an addend that a chain leaves out: the bits of -0, which no probability has. If a chain added the -0, it would
+// change at most the sign of a zero sum.
 constexpr std::int32_t kNothing = static_cast<std::int32_t>(0x80000000u);
 
 RLK_CPU_LANES(AttentionLanes, attention_simd)

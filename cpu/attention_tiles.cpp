@@ -20,7 +20,7 @@ void check_count(const char* name, const std::int32_t* counts, std::int64_t b, s
       std::string(" for ") + what + " " + std::to_string(b));
 }
 
-// Checks the pages of `keys`, a range of keys that are numbered from the first key of the table's row.
+// Checks the page ids of `keys`. Keys are numbered from the first key of the table's row.
 void check_pages(const AttentionInput& p, const char* name, const std::int32_t* table, std::int64_t stride,
                  std::int64_t row, AttentionRange keys) {
   if (keys.empty()) return;
@@ -95,7 +95,7 @@ void check_attention_lists(const AttentionInput& p) {
 
 namespace {
 
-// A single thread in the role of the block that kernels/attention/tree.h requires.
+// A single thread, in place of the block of GPU threads that kernels/attention/tree.h requires.
 struct Alone {
   static int thread() { return 0; }
   static int threads() { return 1; }

@@ -63,7 +63,7 @@ class AttentionReader {
   bool exists(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {
     return offset_of_key(a, span, j) != kNoPage;
   }
-  // `dim` is head_dim or value_dim, whichever the array has.
+  // `dim` is the array's number of columns: head_dim or value_dim.
   void query(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t i, std::int64_t head,
              float* to) const;
   void key(const AttentionHeads& a, std::int64_t dim, const AttentionSpan& span, std::int64_t j, std::int64_t kv_head,
@@ -73,7 +73,7 @@ class AttentionReader {
   std::int64_t offset_of_key(const AttentionHeads& a, const AttentionSpan& span, std::int64_t j);
 
   const AttentionTree<AttentionInput>& p_;
-  // Tokens of the keys in one block of a segment's path; one walk along the path looks up all these tokens.
+  // Tokens of the keys in one block of a segment's path. The tokens are looked up together, in one pass along the path.
   std::vector<std::int64_t> tokens_;
   std::int64_t segment_ = -1, block_ = -1;
 
@@ -93,7 +93,7 @@ struct Sm90Exp {
 // The parameters that turn a call's products into exponents.
 AttentionScores scores_of(const AttentionInput& p);
 
-// The part of a range that lies in [begin, begin + count), counted from `begin`.
+// The part of `range` that lies in [begin, begin + count), as columns counted from `begin`.
 inline AttentionColumns within(AttentionRange range, std::int64_t begin, std::int64_t count) {
   return {static_cast<int>(clamp_to(range.first - begin, 0, count)),
           static_cast<int>(clamp_to(range.last - begin, 0, count))};

@@ -1,5 +1,5 @@
 // CPU backend of covariance_mask. Tiles of sequences are spread over threads. One thread then finds the last chosen
-// token. This search reads only priorities with the same upper half.
+// token: it counts priorities by their upper half, then orders those with the same upper half as the last chosen token.
 #include "rlk/ops/covariance_mask.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include "simd.h"
 #include "simd_memory.h"
-// Included after simd.h, which decides how the functions of math/ and the formulas are compiled.
+// Included after simd.h, which makes the functions of math/ and the formulas always_inline.
 #undef RLK_DEVICE
 #define RLK_DEVICE RLK_HD
 #include "kernels/rows/elementwise_formulas.h"

@@ -1,5 +1,5 @@
-// CPU backend of embedding. Tokens, and rows of the gradient, are spread over threads. The columns of frequent rows are
-// split, too.
+// CPU backend of embedding. The forward spreads tokens over threads, the backward rows of the gradient. The columns of
+// rows with many tokens are also split between threads.
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>
@@ -31,8 +31,8 @@ void fill_nan(unsigned char* row, std::int64_t columns, DType dtype) {
   for (std::int64_t k = 0; k < columns; ++k) std::memcpy(row + k * size_of(dtype), element, bytes);
 }
 
-// A token of the gradient: its row in the upper bits, its index in the lower bits. Sorted keys are tokens ordered by
-// row.
+// A token of the gradient, with its row in the upper bits and its index in the lower bits. Sorting the keys orders the
+// tokens by row.
 using Key = std::uint64_t;
 std::int64_t row_of(Key key) { return static_cast<std::int64_t>(key >> 32); }
 std::int64_t token_of(Key key) { return static_cast<std::int64_t>(key & 0xffffffffu); }

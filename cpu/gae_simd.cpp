@@ -1,6 +1,6 @@
-// Inner loops of gae, compiled once per instruction set: the 32 lanes of a chunk side by side.
+// Inner loops of gae, compiled once per instruction set. Vectors hold the 32 lanes of a chunk side by side.
 #include "simd.h"
-// After simd.h, which decides how inline functions are compiled.
+// Included after simd.h, which makes RLK_HD functions always_inline.
 #include "gae_simd.h"
 #include "kernels/advantages/gae_scan.h"
 
@@ -18,7 +18,7 @@ struct Tokens {
   alignas(64) std::int32_t counted[kScanChunk];
 };
 
-// Turns the lanes' blocks into inclusive suffixes.
+// Combines the block of each lane with the blocks of all later lanes.
 RLK_HD void scan_lanes(float (&c)[kScanLanes], float (&d)[kScanLanes]) {
   for (int h = 1; h < kScanLanes; h *= 2) {
     for (int l = 0; l < kScanLanes - h; ++l) {

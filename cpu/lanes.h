@@ -1,5 +1,5 @@
-// The copies of an operator's inner loops, one per instruction set. The header of their type declares the copies, and
-// the caller selects one.
+// An operator's inner loops exist in several copies, one per instruction set. RLK_CPU_LANES declares the copies, and
+// RLK_CPU_LANES_IN_USE selects the copy of the instruction set in use.
 #pragma once
 
 #include "isa.h"

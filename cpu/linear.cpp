@@ -18,9 +18,9 @@ namespace rlk::cpu {
 namespace {
 
 constexpr std::int64_t kBiasColumns = 128;     // columns per task: four cache lines of a row
-constexpr std::int64_t kBiasElements = 65536;  // with less, waking a thread costs more than the task saves
+constexpr std::int64_t kBiasElements = 65536;  // with fewer elements, waking a thread costs more than the task saves
 constexpr std::int64_t kTreeElements = 32768;
-constexpr std::int64_t kTreeColumns = 1024;  // columns between the tree and its bias; these columns stay in L1
+constexpr std::int64_t kTreeColumns = 1024;  // columns per step of tree and bias; the step's sums stay in L1
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 
 const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
@@ -39,7 +39,7 @@ void continue_from(const float* start, std::int64_t stride, LinearProduct* produ
   };
 }
 
-// dbias of columns [first, first + count): the groups of a block, their tree, and the fold over blocks.
+// Computes dbias of columns [first, first + count): the groups of a block, their tree, and the fold over blocks.
 void bias_columns(const LinearBiasGradParams& p, std::int64_t first, std::int64_t count) {
   std::vector<float> groups(static_cast<std::size_t>(kBiasGroups * count)), sums(static_cast<std::size_t>(count), 0.0f);
   const unsigned char* rows[kBiasGroupRows];

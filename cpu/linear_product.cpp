@@ -1,7 +1,7 @@
-// A thread takes blocks of outputs one by one, and carries its sums over the whole contraction index. The thread packs
-// the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and uses
-// the panel from L1 for all these rows. With few rows the product walks along B's rows instead. No thread needs panels
-// of another thread.
+// A thread takes blocks of outputs one by one, and keeps a block's sums over the whole contraction index. The thread
+// packs the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and
+// reads the panel from L1 for all these rows. With few rows of A, many panels of A fit, and the thread reads B along
+// its rows. No thread needs panels of another thread.
 #include "linear_product.h"
 
 #include <algorithm>
@@ -136,15 +136,15 @@ class Worker {
     for (std::int64_t i = 0; i < rows_ * stride_; ++i) sum[i] = add_rn(x[i], y[i]);
   }
 
-  // Adds segment s's sums to the tree. Complete pairs are added, with the earlier one as the left operand. The final
-  // result stays in sums().
+  // Adds segment s's sums to the tree. Complete pairs of nodes are added, with the earlier node as the left operand.
+  // After the last segment, the result is in sums().
   void add_to_tree(std::int64_t s, bool last) const {
     int level = 0;
     for (; (s >> level & 1) != 0; ++level) add(kept(level), sums(), sums());
     if (!last) std::copy_n(sums(), rows_ * stride_, kept(level));
   }
 
-  // Continues sums() over indices [begin, end), ascending.
+  // Continues the dot products in sums() over indices [begin, end), ascending.
   void dot(std::int64_t begin, std::int64_t end) {
     for (std::int64_t k = begin; k < end; k += panels_ * kPanelK) {
       const int panels = static_cast<int>(std::min(panels_, ceil_div(end - k, kPanelK)));
@@ -160,7 +160,7 @@ class Worker {
     }
   }
 
-  // The number of indices from k on, and the number that the unit takes.
+  // A panel of indices from k on: `count` indices, padded with zeros to `padded` indices for the unit.
   struct Panel {
     std::int64_t k;
     int count, padded;

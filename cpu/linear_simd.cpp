@@ -1,6 +1,6 @@
-// Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and operations on sums.
-// IEEE tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma. The fma units bound
-// these tiles. Tiles of matrix units take about ten vector instructions per product.
+// Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and operations on sums. IEEE
+// tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma. The throughput of fma
+// limits these tiles. Tiles that model matrix units take about ten vector instructions per product.
 #include "linear_simd.h"
 
 #include <type_traits>
@@ -14,7 +14,7 @@
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
 
-// Rows of a tile: as many as registers hold beside two vectors of columns and one broadcast value. AVX-512 has 32
+// Rows of a tile: as many as fit in registers, next to two vectors of columns and one broadcast value. AVX-512 has 32
 // registers, the other instruction sets 16.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 12;

@@ -27,11 +27,12 @@ struct LinearUnit {
   DType dtype;
 };
 
-// Outputs of `rows` rows and tile_columns columns: sums += a . b over k indices, continuing the earlier sums.
+// A tile of `rows` rows and tile_columns columns of outputs: sums += a . b over k indices, which continues earlier
+// chains.
 struct LinearTile {
   LinearUnit unit;
   const float* a;                   // [rows, kPanelStride]
-  const std::int32_t* a_exponents;  // the same shape; only for units that align products
+  const std::int32_t* a_exponents;  // the same shape; used only by units that align products
   const float* b;                   // [k, tile_columns]
   const std::int32_t* b_exponents;  // [k, tile_columns / 2]
   float* sums;                      // [rows, sums_stride]

@@ -1,11 +1,11 @@
 // Steps of the matrix units of math/mma_model.h over a panel, with outputs in lanes.
 //
-// NVIDIA's units and CDNA3 align the products of a group to its largest exponent. Significands and exponents are
-// separated once per panel. One fp32 multiplication gives the product of two significands. A multiplication by a power
-// of two then moves the last kept bit to the units place, and the conversion to an integer cuts the lower bits. This is
-// exact while the exponent of the group lies in [kLeastExponent, kLargestExponent]. A product that fp32 would round is
-// then below the last kept bit. A lane with an exponent outside this range, or with an Inf or NaN, is computed by the
-// model itself, one group at a time. CDNA2 adds in fp32 and flushes results.
+// NVIDIA's units and CDNA3 align the products of a group to its largest exponent. The exponents of a panel's operands
+// are computed once. One fp32 multiplication gives the product of two operands. A second multiplication by a power of
+// two scales the last kept bit to 1, and the conversion to an integer cuts the lower bits. This is exact while the
+// exponent of the group lies in [kLeastExponent, kLargestExponent], since fp32 then rounds only products below the last
+// kept bit. If a lane has an exponent outside this range, or an Inf or NaN, the model itself computes the lane, one
+// group at a time. CDNA2 adds in fp32 and flushes results.
 #pragma once
 
 #include "linear_simd.h"
@@ -18,9 +18,9 @@ namespace rlk::cpu::RLK_CPU_ISA {
 constexpr int kTileColumns = 2 * kLanes;
 
 constexpr std::int32_t kLeastExponent = -90, kLargestExponent = 100;
-// 16-bit values that replace the exponents of zeros, Infs and NaNs. A product with a zero gets a sum of exponents far
-// below the exponents of other products. A product with an Inf or NaN gets one far above, even if the other factor is
-// zero.
+// 16-bit values that replace the exponents of zeros, Infs and NaNs. A product with a zero then has a sum of exponents
+// far below the exponents of other products. A product with an Inf or NaN has a sum far above them, even if the other
+// factor is zero.
 constexpr std::int32_t kZeroExponent = -8000, kSpecialExponent = 16000;
 constexpr std::int32_t kNoProduct = kZeroExponent / 2;  // below this, a group's products are all zero
 
@@ -33,8 +33,8 @@ RLK_HD Ints shifted_left(Ints a, Ints n) { return ints_of(unsigned_of(a) << unsi
 RLK_HD Ints exponent_field(Floats a) { return (bits_of(a) >> 23) & 0xff; }
 RLK_HD Floats power_of_two(Ints exponent) { return float_of((exponent + 127) << 23); }  // for normal numbers only
 
-// The model's exponent of an operand that was widened to fp32. For a binary16 subnormal it is -14, above the exponent
-// of the widened number.
+// The model's exponent of an operand that was widened to fp32. For a binary16 subnormal the model's exponent is -14,
+// which is larger than the exponent of the widened number.
 RLK_HD Ints operand_exponent(Floats x, DType dtype) {
   const Ints field = exponent_field(x);
   const Ints finite = larger(field - 127, splat(dtype == DType::kBFloat16 ? -126 : -14));
@@ -83,7 +83,7 @@ struct Gfx942Mma {
   }
 };
 
-// Takes the model's results for the marked lanes. b is one column block of the panel.
+// Replaces the sums of the marked lanes by the model's results. b is one column block of the panel.
 template <class Unit>
 __attribute__((noinline)) void group_by_model(Floats* sum, unsigned lanes, const float* a, const float* b,
                                               DType dtype) {
@@ -112,8 +112,8 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   // The seven lowest bits of products * 2^7 >> drop, which lie below the unit.
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
-  // Below 2^24 both parts fit one integer. Above 2^24 the conversion rounds off at least two bits of `sticky`. One
-  // sticky bit then stands for the seven lowest bits: it is set if any of these bits is set.
+  // If |upper| < 2^24, upper and lower fit one integer. Otherwise the conversion rounds off at least two bits of
+  // `sticky`. The lowest bit of `sticky` then stands for the seven bits of `lower`: it is set if any of them is set.
   const Mask fits = (upper >= -(1 << 24)) & (upper < (1 << 24));
   const Ints all = (upper << 7) | lower;
   const Ints sticky = (upper << 1) | select(lower == 0, splat(0), splat(1));

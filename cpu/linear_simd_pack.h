@@ -31,7 +31,7 @@ RLK_HD void with_type(DType dtype, const F& f) {
   }
 }
 
-// One level of a transposition: exchanges lane l + d of a with lane l of b for every l whose bit d is clear.
+// One level of a transposition: exchanges lane l + d of a with lane l of b, for every l with (l & d) == 0.
 template <int d, int... l>
 RLK_HD void exchange(Floats* a, Floats* b, std::integer_sequence<int, l...>) {
   const auto x = a->v, y = b->v;
@@ -75,10 +75,10 @@ RLK_HD Floats widen_lower(Ints a) {
 template <class T>
 RLK_HD void pack_columns_of(const LinearRows& s, float* panel, std::int64_t stride) {
   constexpr int kBytes = sizeof(typename T::Storage);
-  constexpr int kPer = 4 / kBytes;         // elements per lane: a pair of 16-bit elements is transposed as one
+  constexpr int kPer = 4 / kBytes;         // elements per lane; a pair of 16-bit elements is transposed as one lane
   constexpr int kColumns = kPer * kLanes;  // a cache line, with sixteen lanes
-  constexpr std::int64_t kAhead = 512;     // bytes: one panel ahead, since a CPU cannot follow as many streams as there
-                                           // are rows
+  constexpr std::int64_t kAhead = 512;     // bytes: prefetches one panel ahead, since the CPU's prefetcher cannot
+                                           // follow as many streams as there are rows
   std::int64_t r = 0;
   for (; r + kLanes <= s.num_rows; r += kLanes) {
     std::int64_t i = 0;

@@ -1,4 +1,5 @@
-// CPU backend of logprob: checks of memory safety, the meaning of a row, and the spread of rows and parts over threads.
+// CPU backend of logprob: checks of memory safety, parameters of a row, and the distribution of rows and parts over
+// threads.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@
 namespace rlk::cpu {
 namespace {
 
-// With fewer columns, waking a thread costs more than it saves.
+// Columns per task. With fewer columns, waking a thread costs more than the task saves.
 constexpr std::int64_t kTaskColumns = 16384;
 constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
                                              // waiting
@@ -53,7 +54,7 @@ void store_logit(unsigned char* logits, DType dtype, std::int64_t column, float 
 
 float inverse_softcap(const LogprobInput& p) { return p.softcap == 0.0f ? 0.0f : div_rn(1.0f, p.softcap); }
 
-// A row's parameters, from everything except its logits.
+// A row's parameters, computed without its logits.
 struct Row {
   std::int64_t target;
   bool target_valid;
@@ -94,8 +95,8 @@ const unsigned char* logits_of(const LogprobInput& p, std::int64_t row) {
   return static_cast<const unsigned char*>(p.logits) + p.logits_rows.offset(row) * size_of(p.dtype);
 }
 
-// Bitmap of the kept columns among [first, first + columns), which end at valid_vocab or before; null if the row is not
-// restricted.
+// Bitmap of the kept columns among [first, first + columns), a range that ends at valid_vocab or before. The result is
+// null if the row has no kept set.
 const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64_t first, std::int64_t columns,
                                  std::vector<std::uint64_t>* memory) {
   if (r.kept_count == 0) return nullptr;
@@ -229,7 +230,7 @@ void smooth_rows(const LogprobParams& p) {
   });
 }
 
-// Serves calls with enough rows for every thread to take whole rows.
+// For calls with enough rows that every thread can take whole rows.
 void logprob_by_rows(const LogprobParams& p) {
   const std::int64_t fewest = std::max<std::int64_t>(kTaskColumns / (p.num_columns + 1), 1);
   const std::int64_t grain = std::clamp(p.num_rows / (kTasksPerThread * num_threads()), fewest, 8 * fewest);
@@ -249,7 +250,8 @@ void logprob_by_rows(const LogprobParams& p) {
   });
 }
 
-// Serves calls with few rows. A task is 2^k neighbouring leaves of a part, so that one row keeps every thread busy.
+// For calls with few rows. A task is 2^k neighbouring leaves of a part, so that even one row gives work to every
+// thread.
 void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
   std::int64_t runs = 1;  // runs per part, rounded up to a power of two
   for (int i = 0; i < kNumParts; ++i) {
@@ -289,7 +291,7 @@ void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
   }
 }
 
-// Row constants of the contract's backward.
+// Constants of a row in the contract's formulas for backward.
 struct BackwardRow {
   LogprobBackwardRow lanes;
   float a, b, g;

@@ -1,7 +1,7 @@
-// Row kernels of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
-// and smallest logit of every leaf. The second pass, from L1, computes each leaf's eight chains in eight lanes. With
-// sixteen lanes two leaves advance side by side. Then the tree joins the block's leaves, one per lane. Memory bounds
-// the kernels with AVX-512 and bf16; otherwise the exponential does.
+// Inner loops of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
+// and smallest logit of every leaf. The second pass reads the logits from L1 and computes each leaf's eight chains in
+// eight lanes. A vector of sixteen lanes holds the chains of two leaves. Then the tree combines the block's leaves, one
+// per lane. The loops are limited by memory with AVX-512 and bf16, and otherwise by the exponential.
 #include "logprob_simd.h"
 
 #include "rlk/math/exp2.h"
@@ -53,9 +53,9 @@ RLK_HD V smaller(V a, V b) {
   return a < b ? a : b;
 }
 
-// Extremes of bit patterns, read as signed and as unsigned numbers. Patterns of positive floats ascend with the value;
-// patterns of negative floats descend. Three extremes therefore give the largest and the smallest value, and find a NaN
-// of either sign.
+// Extremes of bit patterns, read as signed and as unsigned numbers. Patterns of positive floats ascend as the value
+// ascends; patterns of negative floats descend. Three extremes therefore give the largest and the smallest value, and
+// find a NaN of either sign.
 struct Extremes {
   Vector<std::int32_t> most_signed;
   Vector<std::uint32_t> most, least;
@@ -75,8 +75,8 @@ RLK_HD Extremes leaf_extremes(const unsigned char* leaf) {
   }
   Extremes e = {(Vector<std::int32_t>)most_signed, (Vector<std::uint32_t>)most, (Vector<std::uint32_t>)least};
   if constexpr (kBytes<T> == 2) {
-    // A lane holds two patterns: compare the upper with the lower one. Bits that remain in the lower half cannot change
-    // the upper half.
+    // A lane holds two patterns, so the upper pattern is compared with the lower pattern. Bits that remain in the lower
+    // half cannot change the upper half.
     e.most_signed = larger(e.most_signed, e.most_signed << 16);
     e.most = larger(e.most, e.most << 16);
     e.least = smaller(e.least, e.least << 16);
@@ -101,7 +101,7 @@ template <class T>
 RLK_HD void load_steps(const unsigned char* a, [[maybe_unused]] const unsigned char* b, int step, Floats z[2]) {
 #if defined(__AVX512F__)
   if constexpr (std::is_same_v<T, Bf16>) {
-    // A permutation of 16-bit words that zeroes the lower halves sorts and widens in one instruction.
+    // A permutation of 16-bit words that zeroes the lower halves orders and widens the columns in one instruction.
     const __m512i v = _mm512_inserti64x4(_mm512_castsi256_si512(load_bytes<__m256i>(a + 16 * step)),
                                          load_bytes<__m256i>(b + 16 * step), 1);
     const __m512i first = _mm512_set_epi16(23, 0, 22, 0, 21, 0, 20, 0, 19, 0, 18, 0, 17, 0, 16, 0,  //
@@ -141,7 +141,8 @@ struct Chains {
   Floats S, E, Q;
 };
 
-// The sums of a pair of leaves. kClamp: some column is -Inf or below q. Meanwhile the bytes at `next` are prefetched.
+// The sums of a pair of leaves. kClamp: some column is -Inf or below q. The bytes at `next` are prefetched during the
+// computation.
 template <class T, Exp kExp, bool kMoments, bool kClamp>
 RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const unsigned char* next, Floats c, Floats m,
                        [[maybe_unused]] Floats q) {
@@ -216,7 +217,7 @@ RLK_HD Nodes combine_lanes(const Nodes& a, const Nodes& b) {
   return r;
 }
 
-// The lower half gets lanes 0, 2, 4, ... or 1, 3, 5, ...; the upper half repeats them.
+// The lower half gets every second lane of a, from lane `first` (0 or 1) on; the upper half repeats these lanes.
 RLK_HD Floats lanes_from(Floats a, int first) {
 #if defined(__AVX512F__)
   const Vector<float> even = shuffle<0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14>(a.v, a.v);
@@ -244,8 +245,8 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
 }
 
 // Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; all other leaves are MissingLeaf.
-// `next` is the start of the next block, or any other address. This address is prefetched while sums keep the core
-// busy; otherwise the search for extremes would wait for memory.
+// `next` is the start of the next block, or any other address. It is prefetched while the core computes sums. Otherwise
+// the next block's search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
 __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,
                                                    const unsigned char* next, float c_of_row) {
@@ -398,7 +399,7 @@ RLK_HD unsigned kept_lanes(const std::uint64_t* kept, std::int64_t column) {
   return static_cast<unsigned>(kept[column / 64] >> (column % 64)) & ((1u << kLanes) - 1u);
 }
 
-// For rows whose z is not the logit: z goes through a buffer, and columns that are not kept become -Inf.
+// For rows whose z differs from the logit: z is stored in a buffer, with -Inf for columns that are not kept.
 template <class T, Exp kExp, bool kMoments>
 SoftmaxStats transformed_stats(const LogprobRow& row, std::int64_t first, std::int64_t columns,
                                const std::uint64_t* kept) {
@@ -460,7 +461,7 @@ struct Gradient {
       slope = fma_rn(b, select(t < least, least, t), w);
     }
     Floats dz = fma_rn(p, slope, d);
-    // Restores NaN, which the exponential does not pass on.
+    // Sets NaN where t is NaN, since the exponential of a NaN is arbitrary.
     dz = select(is_nan(t), broadcast<Floats>(canonical_nan()), dz);
     if constexpr (kTransformed) {
       if (transform.capped) {

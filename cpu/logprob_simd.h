@@ -23,7 +23,7 @@ struct LogprobRow {
 struct LogprobBackwardRow : LogprobRow {
   unsigned char* dlogits;  // dtype; may be `logits`
   float u;                 // log2 p = fma(z, c, -u)
-  float b;                 // dentropy's factor on log2 p
+  float b;                 // factor of log2 p, from dentropy
   float w;                 // fl(a - g)
   float d;                 // term of label smoothing, which every column gets
 };

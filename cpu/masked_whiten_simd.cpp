@@ -2,7 +2,7 @@
 #include "masked_whiten_simd.h"
 
 #include "tokens/tile_simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/advantages/masked_whiten_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

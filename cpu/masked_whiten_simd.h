@@ -14,7 +14,7 @@ struct WhitenStatistics;
 
 namespace rlk::cpu {
 
-// A sequence's tokens. The first token has element `at` of the mask.
+// A sequence's tokens. Element `at` of the mask belongs to the first token.
 struct WhitenTokens {
   const float* x;
   TokenMask mask;

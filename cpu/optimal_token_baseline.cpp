@@ -1,4 +1,4 @@
-// CPU backend of optimal_token_baseline. First sequences are spread over threads, then chunks of the groups' positions.
+// CPU backend of optimal_token_baseline. A first pass spreads sequences over threads, and a second pass spreads groups.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include <algorithm>

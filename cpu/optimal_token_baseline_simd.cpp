@@ -34,7 +34,7 @@ void add_before(float before, const float* x, const std::int32_t* counted, int c
   }
 }
 
-// Whether a token counts, judged by its W: a counting token's W is NaN or not negative.
+// Whether a token counts, judged by its W. The W of a token that counts is never kNoWeight: it is NaN or not negative.
 RLK_HD Mask is_counted(Floats w) { return ~(w == broadcast<Floats>(kNoWeight)); }
 
 void rewards_of(const float* rewards, const float* w, int count, float* x) {
@@ -63,7 +63,7 @@ void subtract(const float* returns, const float* w, const float* baseline, int b
   }
 }
 
-// Alternates between two buffers. Each buffer has kHalf zeros in front of its data.
+// The loop alternates between two buffers. Each buffer has kHalf zeros in front of its data.
 void up_to(float* x) {
   constexpr int kHalf = kChunk / 2;
   alignas(64) float buffers[2][kHalf + kChunk] = {};

@@ -20,7 +20,7 @@ struct OptimalTokenBaselineLanes {
   void (*add_before)(float before, const float* x, const std::int32_t* counted, int count, float* w);
   // x = rewards where W is not kNoWeight, else 0.
   void (*rewards)(const float* rewards, const float* w, int count, float* x);
-  // returns = after + x, or 0 where W is kNoWeight. With x_stride 0, x[0] serves all tokens.
+  // returns = after + x, or 0 where W is kNoWeight. With x_stride 0, x[0] is used for all tokens.
   void (*add_after)(float after, const float* x, int x_stride, const float* w, int count, float* returns);
   // advantages = returns - baseline, or 0 where W is kNoWeight. Only the first `based` tokens have a baseline.
   void (*subtract)(const float* returns, const float* w, const float* baseline, int based, int count,

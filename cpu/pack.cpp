@@ -1,4 +1,4 @@
-// CPU backend of pack: rows are spread over threads and copied by runs of neighbouring tokens.
+// CPU backend of pack: rows are spread over threads, and runs of neighbouring tokens are copied at once.
 #include "rlk/ops/pack.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 1 << 17;  // with less, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskBytes = 1 << 17;  // with fewer bytes, waking a thread costs more than the task saves
 
 std::int64_t length_at(const PackLayoutParams& p, std::int64_t i) {
   if (p.lengths_dtype == DType::kInt64) return static_cast<const std::int64_t*>(p.lengths)[i];

@@ -1,5 +1,5 @@
-// CPU backend of preference_loss: a few operations per pair, on the caller's thread, or on several threads for many
-// pairs.
+// CPU backend of preference_loss: a few operations per pair. The caller's thread computes them, or several threads if
+// there are many pairs.
 #include "rlk/ops/preference_loss.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_simd); }
 
-constexpr std::int64_t kTaskPairs = 512;  // with less, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskPairs = 512;  // with fewer pairs, waking a thread costs more than the task saves
 
 void rank(const PreferenceLossParams& p) {
   for (int which = 0; which < 2; ++which) {
@@ -34,7 +34,7 @@ void rank(const PreferenceLossParams& p) {
   }
 }
 
-// Calls f(function that gives the value added at a position), compiled for each metric.
+// Calls f with a function that gives the term of `metric` at a position. f is compiled for each metric.
 template <class F>
 void with_metric(const PreferenceLossParams& p, int metric, const F& f) {
   const float *const w = p.chosen.reward, *const l = p.rejected.reward;

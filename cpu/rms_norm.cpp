@@ -1,4 +1,4 @@
-// CPU backend of rms_norm: the spread of rows, and of dweight's sums over tokens, over threads.
+// CPU backend of rms_norm: distributes rows, and dweight's sums over rows, over threads.
 #include "rlk/ops/rms_norm.h"
 
 #include <algorithm>
@@ -45,8 +45,8 @@ class Backward {
       const std::int64_t rows = std::min(kRmsNormBlock, p_.num_rows - block);
       const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
-      // Makes one pass over memory if there are enough groups for all threads. Otherwise it makes one pass over rows,
-      // then one pass over columns of groups.
+      // If there are enough groups for all threads, one pass over memory computes everything. Otherwise a first pass
+      // takes rows, and a second pass takes columns of groups.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
         run_groups(block, rows, groups.data());
       } else {
@@ -118,7 +118,8 @@ class Backward {
     });
   }
 
-  // A block's tree over its groups. The tree's sum is added to the total, or becomes the total for the first block.
+  // Computes a block's tree over its groups. The tree's sum is added to `total`, or becomes `total` for the first
+  // block.
   void fold(float* groups, std::int64_t num_groups, bool is_first, float* total) const {
     const std::int64_t slices = (p_.columns + kFoldColumns - 1) / kFoldColumns;
     const std::int64_t grain = std::max<std::int64_t>(kTaskElements / (num_groups * kFoldColumns), 1);

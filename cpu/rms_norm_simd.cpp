@@ -1,5 +1,5 @@
 // Inner loops of rms_norm, compiled once per instruction set. Each lane of the contract's sums is one vector lane.
-// Eight columns of each of sixteen (or eight) lanes, which are neighbours in memory, are transposed in registers.
+// Sixteen (or eight) lanes with eight columns each are neighbours in memory, and are transposed in registers.
 #include "rms_norm_simd.h"
 
 #include "simd.h"

@@ -1,5 +1,5 @@
-// CPU backend of rope. The operator checks the ids, then spreads tokens over threads. The angles of a token serve all
-// of its heads.
+// CPU backend of rope. It checks the ids, then spreads tokens over threads. All heads of a token use the same angles,
+// which are loaded once.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = 16384;  // with less, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskElements = 16384;  // with fewer elements, waking a thread costs more than the task saves
 
 const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_simd); }
 

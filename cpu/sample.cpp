@@ -1,4 +1,4 @@
-// CPU backend of sample: rows are spread over threads, a chunk of them at a time.
+// CPU backend of sample: rows are spread over threads, one chunk of rows at a time.
 #include "rlk/ops/sample.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Rows of sample, compiled once per instruction set. A thread is a team of one, and the chains of a leaf are its lanes.
+// Rows of sample, compiled once per instruction set. A thread is a team of one thread, whose vector lanes compute the
+// chains of a leaf.
 #include "sample_simd.h"
 
 #include <vector>
@@ -62,7 +63,7 @@ struct Alone {
   }
 };
 
-// Calls fn(T(), mode) for the params' type and exponential.
+// Calls fn(T(), mode) for the dtype and the exponential of the params.
 template <Exp kExp>
 using Mode = std::integral_constant<Exp, kExp>;
 template <class F>

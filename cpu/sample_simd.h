@@ -9,13 +9,13 @@ namespace rlk::cpu {
 struct SampleLanes {
   void (*process)(const ProcessLogitsParams& p, std::int64_t row);
   // Computes everything except kept ids and raw_logprob. `mask` and `nodes` are the row's workspace. `count` gets the
-  // number of columns that it kept, or is null.
+  // number of columns that the row kept, or is null.
   void (*row)(const SampleParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
   void (*raw)(const SampleParams& p, std::int64_t row,
               float* nodes);  // raw_logprob and its n best, from the raw pass's params
   void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
-  // A shard's payload except raw words; then the raw words, from the raw pass's params; then `row` and `raw` computed
-  // from payloads. `count` is null except in round 4.
+  // partial computes a shard's payload except raw words, and partial_raw the raw words, from the raw pass's params.
+  // merge computes the results of `row` and `raw` from payloads. `count` is null except in round 4.
   void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes,
                   std::int64_t* count);
   void (*partial_raw)(const SamplePartialParams& p, std::int64_t row, float* nodes);

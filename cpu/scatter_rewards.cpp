@@ -1,4 +1,4 @@
-// CPU backend of scatter_rewards: it spreads tiles of tokens, then sequences, over threads.
+// CPU backend of scatter_rewards: spreads tiles of tokens, then sequences, over threads.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "kernels/advantages/reward_sequence.h"

@@ -15,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 65536;  // with less, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskTokens = 65536;  // with fewer tokens, waking a thread costs more than the task saves
 
 struct OfBf16 {
   using Storage = std::uint16_t;
@@ -39,7 +39,7 @@ void with_type(DType dtype, const F& f) {
   dtype == DType::kBFloat16 ? f(OfBf16{}) : f(OfFp16{});
 }
 
-// Calls f(function that tells whether token i of the mask counts), compiled for each element size.
+// Calls f with a function that tells whether token i of the mask counts. f is compiled for each element size.
 template <class F>
 void with_mask(const TokenMask& m, const F& f) {
   const auto of = [&](auto element) {

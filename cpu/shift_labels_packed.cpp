@@ -1,4 +1,4 @@
-// CPU backend of labels and masks: it spreads the tokens of labels, and the sequences of masks, over threads.
+// CPU backend of labels and masks: spreads the tokens of labels, and the sequences of masks, over threads.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 8192;  // enough to be worth waking a thread; copies of 64 KB stay in a cache
+constexpr std::int64_t kTaskTokens = 8192;  // enough tokens to be worth waking a thread; their 64 KB stay in a cache
 
 // Labels of neighbouring tokens come from neighbouring ids, so they are copied in runs.
 template <class Id, int kFlagBytes>
@@ -37,7 +37,7 @@ class Labels {
   }
 
  private:
-  // Writes labels while their sources are neighbours; returns the end.
+  // Writes labels from `first` on, as long as their sources are neighbours. Returns the end of this run.
   std::int64_t write_run(const Span& span, std::int64_t first, std::int64_t last) const {
     std::int64_t t = cut_.searched(first), end = span.begin + span.length - cut_.first;
     if (cut_.zigzag) {

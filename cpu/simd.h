@@ -1,10 +1,10 @@
 // Vectors of floats for files that CMake compiles once per instruction set. The vectors have the functions of
 // math/ieee.h, so the templates of math/ run on them.
 //
-// Such a file defines RLK_CPU_ISA (baseline, avx2, avx512) and lives in namespace rlk::cpu::RLK_CPU_ISA. It must not
-// emit an inline function that another file may emit too: the linker keeps one copy, and that copy would run on CPUs
-// that lack its instructions. Hence every function here, and in math/, is always_inline, and such a file uses no std
-// container.
+// Each of these files defines RLK_CPU_ISA (baseline, avx2, avx512), and its code is in namespace rlk::cpu::RLK_CPU_ISA.
+// It must not emit an inline function that another file may also emit. The linker keeps one copy of such a function,
+// and this copy might run on a CPU that lacks its instructions. Hence every function here and in math/ is
+// always_inline, and these files use no std container.
 #pragma once
 
 #ifndef RLK_CPU_ISA

@@ -1,4 +1,4 @@
-// Folds across the lanes of several vectors at once, by transposition: from leaves to one value per leaf.
+// Folds several vectors at once, by transposing their lanes: the lanes of each leaf become one value per leaf.
 #pragma once
 
 #include "simd.h"
@@ -17,7 +17,7 @@ RLK_HD V shuffle(V a, V b) {
 #endif
 }
 
-// Steps of a transposition: lanes of a and b in pairs, within 128 bits.
+// Steps of a transposition, within each 128 bits: the even lanes of a and b, and the odd lanes.
 template <class V>
 RLK_HD V even_lanes(V a, V b) {
 #if defined(__AVX512F__)
@@ -34,8 +34,8 @@ RLK_HD V odd_lanes(V a, V b) {
   return shuffle<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
 #endif
 }
-// The 128-bit quarters 0 and 2 of a and of b; odd_quarters gives 1 and 3. For leaves k and k + 8 these are the lower
-// and the upper chains.
+// The 128-bit quarters 0 and 2 of a and of b; odd_quarters gives 1 and 3. For leaves k and k + 8, even quarters hold
+// the lower four chains and odd quarters the upper four.
 template <class V>
 RLK_HD V even_quarters(V a, V b) {
 #if defined(__AVX512F__)

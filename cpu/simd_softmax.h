@@ -22,7 +22,7 @@ RLK_HD Floats scale_down(Floats x, Ints d) {
   return select(exponent == 0xff, x, scaled);
 }
 
-// 2^min(t, 127), 0 where t < -126. The result for a NaN is arbitrary.
+// 2^min(t, 127), or 0 where t < -126. The result for a NaN is arbitrary.
 template <Exp kExp>
 RLK_HD Floats probability(Floats t) {
   const Floats zero = broadcast<Floats>(0.0f), least = broadcast<Floats>(-126.0f), most = broadcast<Floats>(127.0f);

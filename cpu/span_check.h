@@ -1,4 +1,4 @@
-// Invalid spans of sequences are an error on the CPU, which can read them before it writes anything.
+// Checks spans of sequences. Invalid spans are an error on the CPU, which can read the spans before it writes anything.
 #pragma once
 
 #include <string>

@@ -63,7 +63,7 @@ void pause_cpu() {
 class Pool {
  public:
   explicit Pool(int workers) {
-    // Workers block all signals, since these belong to the application: a handler would run in an unexpected thread.
+    // Workers block all signals: signals belong to the application, whose handlers must not run in a worker.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -118,7 +118,8 @@ class Pool {
     return found == jobs_.end() ? nullptr : *found;
   }
 
-  // The next pass or the next operator often follows within moments, so spinning is cheaper than a sleep and a wake-up.
+  // The next job often follows within moments, from the next pass or the next operator. So spinning is cheaper than a
+  // sleep and a wake-up.
   void await_next(std::unique_lock<std::mutex>& lock) const {
     if (job_with_work() != nullptr || stop_) return;
     const std::uint32_t seen = pushed_.load(std::memory_order_relaxed);

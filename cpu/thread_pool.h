@@ -20,8 +20,8 @@ void parallel_for(std::int64_t n, std::int64_t grain, Range range, void* context
 
 // Calls fn(begin, end) on disjoint ranges of at most `grain` items that cover [0, n). If the caller works alone, one
 // call may get all of [0, n). parallel_for returns when all ranges are done. The first exception is rethrown, and
-// ranges that have not begun are then dropped. A call from inside fn runs inline. Several threads may call parallel_for
-// at once, and a forked child starts with threads of its own.
+// ranges that have not begun are then dropped. If fn itself calls parallel_for, that call runs on fn's own thread.
+// Several threads may call parallel_for at once, and a forked child starts with threads of its own.
 template <class F>
 void parallel_for(std::int64_t n, std::int64_t grain, F&& fn) {
   using Function = std::remove_reference_t<F>;

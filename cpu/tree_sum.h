@@ -1,4 +1,4 @@
-// Sums in the order of math/tree_sum.h over values that a function gives, a block at a time.
+// Sums values in the order of math/tree_sum.h. A function gives the values, one block at a time.
 #pragma once
 
 #include <algorithm>

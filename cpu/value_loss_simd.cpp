@@ -2,7 +2,7 @@
 #include "value_loss_simd.h"
 
 #include "tokens/tile_simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/losses/value_terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

@@ -1,5 +1,5 @@
 // Dispatches every operator by the device of its arguments. Each operator has a line in rlk/operators.inc. If this
-// build lacks the device's backend, the call is an error; no other path is taken.
+// build lacks the device's backend, the call throws an error; no other backend computes it.
 #include <type_traits>
 
 #include "kernels/attention/span.h"

@@ -1,5 +1,6 @@
 // linear_logprob on every device: computes products and statistics of some rows and columns at a time, in a workspace
-// of a given size. Fused kernels of a device serve the calls that they can; the bits do not depend on this.
+// of a given size. If the device has a fused kernel that supports the call, the kernel runs instead, with the same
+// bits.
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>

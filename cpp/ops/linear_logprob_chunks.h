@@ -10,8 +10,8 @@
 
 namespace rlk {
 
-constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, where they can be
-constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks gain nothing
+constexpr std::int64_t kColumnsTogether = 256;    // chunks of the vocabulary are multiples of this, if possible
+constexpr std::int64_t kMostColumns = 24 * 1024;  // wider chunks are not faster
 
 // The cut of a call. `chunk`: the largest number of columns whose logits' gradients the workspace can hold. `borrows`:
 // a block's hidden states are copied into the memory of its dhidden, which leaves more workspace for wider chunks. A

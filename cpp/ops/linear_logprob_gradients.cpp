@@ -1,4 +1,4 @@
-// Takes one block of tokens and one chunk of the vocabulary at a time: gradients of logits, and their products.
+// Computes gradients of logits, and their products, for one block of tokens and one chunk of the vocabulary at a time.
 #include "cpp/ops/linear_logprob_gradients.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, where a contrac
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
-  // dbias sums rows by their original index (rule 9), and a fused backward packs the scored rows
+  // dbias sums rows by their original index (rule 9), but a fused backward moves the scored rows together.
   return device.type == DeviceType::kCuda && p.dbias == nullptr && cuda::fuses_logit_gradients(p, p.head, device.index);
 #else
   return false;
@@ -29,9 +29,9 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 // Computes the gradients for one block of tokens (rule 9) and one chunk of the vocabulary at a time. Usually the outer
 // loop is over blocks, and workspace holds float32 sums of dhidden for one block. dweight accumulates in place if it is
 // float32 or there is one block. Otherwise dweight needs float32 sums, too. If these would take more memory than sums
-// of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. The sums of LoRA's
-// gradients come last. Fused gradients of logits skip groups of rows without a scored row. A block then holds hidden
-// states, gradients and sums of dhidden of the other groups, followed by zeros.
+// of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. LoRA's gradients have
+// float32 sums of their own. Fused gradients of logits skip groups of rows without a scored row. A block then holds
+// hidden states, gradients and sums of dhidden of the other groups, followed by zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
@@ -117,7 +117,7 @@ class Backward {
       if (is_first() || !cut_.borrows) copy_scored(p_, head_, row_, rows_, groups_, hidden_, device_, stream_);
       lora_.compute(head_, hidden_, rows_, device_, stream_);
     }
-    // The zeros of the last chunk are still valid, unless the rows or the layout of gradients changed.
+    // The zeros from the previous chunk are still valid, unless the rows or the layout of gradients changed.
     if (new_rows || gradients_ != gradients_before || columns_ != columns_before) zero_left_out(gradients_, pitch());
     if (pitch() > columns_) zero_padding();
     logit_gradients();
@@ -172,8 +172,8 @@ class Backward {
     }
   }
 
-  // Clears the padding between rows of gradients. If float32 logits are rounded to gradients in one pass, it clears the
-  // padding of these logits.
+  // Clears the padding between rows of gradients. If float32 logits are rounded to gradients in one pass, the function
+  // clears the padding of these logits instead.
   void zero_padding() const {
     LinearInputGradParams q;  // an empty sum
     const bool wide = logits_ != nullptr;
@@ -188,7 +188,8 @@ class Backward {
     linear_input_grad(q, device_, stream_);
   }
 
-  // The call for rows [i, i + rows) and the columns of the step, with logits and their gradients at `logits`.
+  // Params of logprob_backward for rows [i, i + rows) and the columns of the step, with logits and their gradients at
+  // `logits`.
   LogprobBackwardParams of_rows(std::int64_t i, std::int64_t rows, void* logits) const {
     LogprobBackwardParams q = p_;
     move_to_rows(&q, row_ + i, rows);
@@ -379,14 +380,16 @@ class Backward {
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // rows and columns of the step
 };
 
-// Whether a block's hidden states may lie in dhidden, and the gradients of `chunk` columns' logits fit in there.
+// Whether a block's hidden states may lie in dhidden. The memory of the gradients of `chunk` columns' logits must then
+// have room for the block's rounded dhidden.
 bool can_borrow(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
   const std::int64_t features = p.head.in_features;
   return p.dhidden != nullptr && !p.wide_dhidden && p.dhidden_rows.inner >= p.num_rows &&
          p.dhidden_rows.inner_stride == features && reinterpret_cast<std::uintptr_t>(p.dhidden) % 16 == 0 &&
          chunk >= features && chunk < p.num_columns;
 }
-// Whether gradients of logits may lie in dweight: nothing reads dweight before, and no gradient goes through float32.
+// Whether gradients of logits may lie in dweight: nothing reads dweight before it is written, and no gradient is
+// rounded from float32 logits.
 bool can_lend(const LinearLogprobBackwardParams& p, Device device) {
   return p.dweight != nullptr && p.main_grad == nullptr && p.dweight_stride == p.head.in_features &&
          p.num_rows <= kTokenBlock &&
@@ -412,7 +415,7 @@ std::int64_t widest_chunk(const LinearLogprobBackwardParams& p, bool borrows, De
 }
 
 // The cut into the fewest chunks, since each chunk loads and stores the sums of dhidden. Among cuts into equally many
-// chunks it is the simplest.
+// chunks, the first in the list below is taken.
 Cut cut_of(const LinearLogprobBackwardParams& p, Device device) {
   const std::int64_t apart = widest_chunk(p, false, device), borrowing = widest_chunk(p, true, device);
   std::vector<Cut> cuts;

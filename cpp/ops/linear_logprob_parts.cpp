@@ -1,6 +1,7 @@
-// Runs a backward over each part's columns in turn. A tree adds the float32 shares of dhidden as soon as two shares of
-// one level exist. With 1, 2, 4, 8 parts at most 1, 2, 3, 4 shares exist at once. If dhidden is float32, it is the
-// memory of the first share. The parts' products for dlora_a are added one after another.
+// Runs a backward over each part's columns in turn. Each part gives a float32 share of dhidden. A tree adds two shares
+// as soon as two shares of the same level exist. With 1, 2, 4, 8 parts at most 1, 2, 3, 4 shares exist at once. If
+// dhidden is float32, the first share is stored in dhidden. The parts' products for dlora_a are added one after
+// another.
 #include "cpp/ops/linear_logprob_parts.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Shared by forward and backward of linear_logprob: rows that are scored, and logits in memory.
+// Shared by forward and backward of linear_logprob: scored rows, and logits in memory. A row is scored if its target is
+// not ignore_index.
 #pragma once
 
 #include <cstdint>

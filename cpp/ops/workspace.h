@@ -10,7 +10,7 @@
 namespace rlk {
 
 constexpr std::int64_t kWorkspaceAlign = 256;
-constexpr std::int64_t kFewestRows = 128;  // smallest best number of rows at a time: a tile of the products
+constexpr std::int64_t kFewestRows = 128;  // fewer rows at a time are slower: one tile of the products has 128
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 inline std::int64_t aligned(std::int64_t bytes) { return ceil_div(bytes, kWorkspaceAlign) * kWorkspaceAlign; }

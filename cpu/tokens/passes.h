@@ -71,7 +71,7 @@ SequenceSums<kSums> sums_of_sequence(const Sequences& q, const std::vector<TileP
   return of;
 }
 
-// The batch's totals, from partials by group.
+// The batch's totals, computed from the partials of each group of sums.
 template <class Batch>
 TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContext<Batch>& context,
                               const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
@@ -92,7 +92,7 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
 
 // The passes of an operator with a Batch (kernels/tokens/terms.h). The first pass calls run_statistics(tile, partial).
 // The pass over tokens, whose terms are Terms, calls run_terms(factors, tile, partials of each group). Returns the
-// values that all sequences share, for a pass that follows.
+// values that all sequences share, for use in a later pass.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics, const RunTerms& run_terms,
@@ -118,7 +118,8 @@ typename Batch::Shared run_token_passes(const typename Batch::Params& p,
     const auto find_factors = [&](std::int64_t s) {
       factors[static_cast<std::size_t>(s)] = Batch::factors_of(p, s, sums_of_sequence(q, partials[0], s));
     };
-    // Runs both passes over a sequence while a cache holds it, if there are enough sequences for all threads.
+    // If there are enough sequences for all threads, one thread runs both passes over a sequence while a cache holds
+    // it.
     by_sequences = has_pass_before && !Batch::shares(p) && q.num_sequences >= 4 * num_threads();
     if (by_sequences) {
       const std::int64_t length = q.packed() ? q.num_tokens / q.num_sequences : q.num_tokens;

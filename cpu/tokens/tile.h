@@ -1,4 +1,4 @@
-// A tile of a sequence, as the CPU backend's inner loops take it.
+// A tile of a sequence: the part of a sequence that an inner loop of the CPU backend processes at a time.
 #pragma once
 
 #include <cstdint>

@@ -63,7 +63,7 @@ RLK_HD float tree_over(float* values, int count) {
 template <int kSums, bool kHasSums, int kMaxima>
 class TileSums {
  public:
-  // upper: whether the sums from kLowerSums on are used.
+  // `upper`: whether the sums from kLowerSums on are used.
   RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums, bool upper) {
     if constexpr (kHasSums) {
       for (int i = 0; i < kLowerSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
