@@ -1,5 +1,5 @@
-// Copies rows of 16-bit elements, wherever they begin, to rows at multiples of 16 bytes. A thread makes a few vectors
-// of 16 bytes; it loads each as two aligned vectors and shifts them. Bound by HBM.
+// Copies rows of 16-bit elements, which may begin at any element, to rows at multiples of 16 bytes. A thread copies a
+// few vectors of 16 bytes. For each of them it loads two aligned vectors and shifts their words. Bound by HBM.
 #include "../common/dependent_launch.cuh"
 #include "gemm_copies.h"
 #include "kernels/rows/row_split.h"
@@ -13,7 +13,7 @@ constexpr int kVectors = 4, kLog2Threads = 8;
 __global__ void __launch_bounds__(1 << kLog2Threads, 4)
     aligned_rows_kernel(const __grid_constant__ AlignedRowsParams p, const RowSplit split) {
   wait_for_previous_kernel();
-  allow_next_kernel();  // after the wait, since the next kernel may read other results of earlier kernels at once
+  allow_next_kernel();  // after the wait: the next kernel may at once read other results of earlier kernels
   const RowPlace place = place_in_rows(split, kVectors, blockIdx.x, static_cast<int>(threadIdx.x));
   if (place.row >= p.rows) return;
   const auto* const from = static_cast<const std::uint16_t*>(p.from) + p.from_rows.offset(p.first_row + place.row);

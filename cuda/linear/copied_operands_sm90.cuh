@@ -1,7 +1,7 @@
-// Copies of operands that TMA cannot read, made by spare warps of the product's own blocks, a little ahead of the
-// products. The copies' rows begin at multiples of 16 bytes. Warps claim pieces of copies in the order in which tiles
-// need them: by waves of tiles, and within a wave by the contraction. A counter per panel (the rows of a tile) and
-// range of the contraction tells loaders how many pieces are done. A warp that copies waits for nothing, so the launch
+// Spare warps of a product's own blocks copy operands that TMA cannot read, a little ahead of the products. The copies'
+// rows begin at multiples of 16 bytes. Warps claim pieces of copies in the order in which tiles need them: by waves of
+// tiles, and within a wave along the contraction. Each panel (the rows of a tile) and range of the contraction has a
+// counter, from which loading warps learn how many pieces are done. Copying warps wait for no other warp. So the launch
 // ends even if some of its blocks begin only after others have ended.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace rlk::cuda {
 
-// The pieces of one operand: vectors per row of a piece as a power of two, rows of a piece, pieces per panel and range.
+// The pieces of one operand: log2 of the vectors per row of a piece, rows per piece, pieces per panel and range.
 template <int kRows, bool kMnMajor>
 struct Pieces {
   static constexpr int kLog2Width = kMnMajor ? (kRows == 128 ? 4 : 5) : 7;
@@ -50,8 +50,8 @@ __device__ __forceinline__ std::uint32_t load_shared_4(std::uint32_t from) {
   return x;
 }
 
-// Copies piece `piece` of a panel's range to `to`. What follows a row's end in its last vector is not zero: TMA does
-// not read it.
+// Copies piece `piece` of a panel's range to `to`. Elements after a row's end in its last vector are not set to zero,
+// because TMA does not read them.
 template <int kRows, bool kMnMajor>
 __device__ __forceinline__ void copy_piece(const CopiedOperand& x, CopyRing* ring, int panel, int range, int piece,
                                            int lane) {
@@ -71,7 +71,8 @@ __device__ __forceinline__ void copy_piece(const CopiedOperand& x, CopyRing* rin
     if (lane >= CopyRing::kMostRuns) return;
     const int row = batch * kRuns + lane;
     if (lane >= kRuns || row >= rows) return mbarrier_arrive(barrier);
-    // Whole vectors of the operand's memory; the first and the last elements may lie outside of them.
+    // Loads whole vectors of the operand's memory. The operand's first and last elements may lie outside of these
+    // vectors.
     const std::uint64_t run = (from + row * x.stride) / 16 * 16;
     const std::uint64_t begin = max(run, x.first_vector), end = min(run + (vectors + 1) * 16, x.last_vector);
     if (begin >= end) return mbarrier_arrive(barrier);
@@ -113,7 +114,7 @@ __device__ __forceinline__ void copy_piece(const CopiedOperand& x, CopyRing* rin
     __syncwarp();
     if (batch + CopyRing::kBuffers < kBatches) fill(batch + CopyRing::kBuffers);
   }
-  // The operand's first vector, and its last two, contain what was not loaded.
+  // The elements that were not loaded lie in the operand's first vector and in its last two vectors.
   const auto elements = [&](int row, int v) {
     if (row < first_row || row >= first_row + rows || v < first_vector || v >= first_vector + vectors) return;
     const auto* const of_row = reinterpret_cast<const std::uint16_t*>(x.from + row * x.stride);
@@ -136,7 +137,8 @@ __device__ __forceinline__ void copy_operands(const CopiedOperands& c, CopyRing 
     const int piece = __shfl_sync(0xffffffff, static_cast<int>(claimed), 0);
     int first_a, panels_a, first_b, panels_b, of_a, per_range;
     for (;; ++wave) {
-      // First come a wave of tiles, then B's panels for further waves of the first rows of tiles, then further rows.
+      // The first wave of tiles needs panels of A and of B. Further waves over the same rows of tiles need only panels
+      // of B, and later waves only panels of A.
       if (wave == c.waves) return;
       const int rows = wave < c.waves_b ? wave : wave - c.waves_b + 1;
       first_a = wave < c.waves_b ? 0 : rows * c.wave_a;
@@ -165,8 +167,8 @@ __device__ __forceinline__ void copy_operands(const CopiedOperands& c, CopyRing 
   }
 }
 
-// Waits for `count` pieces. An acquiring load invalidates L1, through which the block's other warps copy, so that only
-// the last load acquires.
+// Waits for `count` pieces. Only the last load of the counter acquires: an acquiring load invalidates L1, through which
+// the block's other warps copy.
 __device__ __forceinline__ void wait_for_pieces(const std::uint32_t* done, std::uint32_t count) {
   for (;;) {
     std::uint32_t pieces;
@@ -177,7 +179,7 @@ __device__ __forceinline__ void wait_for_pieces(const std::uint32_t* done, std::
   wait_for_turn(done, count);
 }
 
-// Waits until the range that begins with stage k is copied. A whole warp calls this function.
+// Waits until the range that begins with stage k is copied. All lanes of a warp call this function.
 template <class Tile>
 __device__ __forceinline__ void wait_for_copies(const CopiedOperands& c, int panel_a, int panel_b, int k) {
   constexpr int kSteps = kCopyRange / Tile::kStageK;

@@ -49,8 +49,8 @@ struct Library {
                   std::size_t workspace_bytes, cudaStream_t);
 };
 
-// The library that the process has loaded (torch loads one), else the system's library. Null if the library lacks a
-// function.
+// The cuBLASLt library that the process has already loaded (torch loads one), or else the system's library. Null if no
+// library is found or if it lacks a function.
 const Library* library() {
   static const Library* const found = []() -> const Library* {
     const std::string name = "libcublasLt.so." + std::to_string(CUDART_VERSION / 1000);
@@ -80,7 +80,8 @@ void require(int status, const char* what) {
   if (status != 0) throw std::runtime_error(std::string(what) + ": cuBLAS status " + std::to_string(status));
 }
 
-// cuBLASLt's matrices are column-major. So cuBLASLt computes the transpose of d, and its first operand is our second.
+// cuBLASLt's matrices are column-major. So cuBLASLt computes the transpose of d, and its first operand is our second
+// operand.
 struct Call {
   Operation operation{};
   Layout a{}, b{}, d{};
@@ -120,7 +121,8 @@ const CublasLt* CublasLt::on(int device) {
   if (device < 0 || device >= kMaxDevices || library() == nullptr) return nullptr;
   std::call_once(made[device], [&] {
     const DeviceGuard guard(device);
-    // A handle allocates. A stream under capture forbids allocations to this thread unless its capture mode is relaxed.
+    // Creating a handle allocates memory. While a stream is captured, this thread may allocate only if its capture mode
+    // is relaxed.
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
     const int status = library()->create(&on_device[device].handle_);
@@ -151,7 +153,7 @@ void CublasLt::run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cuda
 
 std::vector<CublasLtAlgorithm> CublasLt::propose(const GemmParams& p, int most) const {
   Call call(p);
-  Preference preference{};  // its default is no workspace
+  Preference preference{};  // by default without a workspace
   require(library()->init_preference(&preference, sizeof preference), "cublasLtMatmulPreferenceInit");
   std::vector<Heuristic> found(static_cast<std::size_t>(most));
   int count = 0;

@@ -31,7 +31,7 @@ static_assert(std::ranges::is_sorted(kH200Version130100, {}, &CublasLtRecord::pr
 
 constexpr Table kTables[] = {{"NVIDIA H200", 132, 130100, kH200Version130100}};
 
-// For each table, whether it was recorded on a GPU like this GPU.
+// For each table of records, whether it was recorded on a GPU like this device.
 const std::array<bool, std::size(kTables)>& tables_of(int device) {
   static std::array<bool, std::size(kTables)> of_device[kMaxDevices];
   static std::once_flag asked[kMaxDevices];
@@ -50,7 +50,8 @@ bool has_version(int device, std::size_t version) {
   return library != nullptr && library->version() == version;
 }
 
-// The product as a search key. The key sorts before all records with at least as many rows.
+// The product as a search key. In the sorted records, the key comes before all records of this product with at least as
+// many rows.
 LinearProducts key_of(const GemmParams& p) {
   if (!p.a.contraction_contiguous) return {kWeightGrad, p.dtype, p.d_dtype, p.n, p.m, p.contraction, 0};
   if (!p.b.contraction_contiguous) return {kInputGrad, p.dtype, p.d_dtype, p.n, p.contraction, p.m, 0};

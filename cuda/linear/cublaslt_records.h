@@ -1,5 +1,5 @@
-// Products with a recorded algorithm of cuBLASLt. On the recorded GPU and cuBLASLt version the algorithm gave the bits
-// of our kernels in less time. bench/record_cublaslt.cpp writes the table; test_linear_engines.py runs it.
+// Products with a recorded algorithm of cuBLASLt. On the recorded GPU and cuBLASLt version, the algorithm gave the bits
+// of our kernels in less time. bench/record_cublaslt.cpp writes the table. test_linear_engines.py runs its records.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct CublasLtRecord {
   CublasLtAlgorithm algorithm;
 };
 
-// The algorithm to run a product with. Null if the product is in no table, if the library is missing, or if no table
-// covers this device and version. The library is loaded only once a product is in a table.
+// The recorded algorithm for a product. Null if the product is in no table, if the library is missing, or if no table
+// is for this device and this version of the library. The library is loaded only once a product is in a table.
 const CublasLtRecord* recorded(const GemmParams& p, int device);
 
 // The products that records serve on a device.

@@ -1,4 +1,4 @@
-// The tile of a product, and its launch. Compiled once per architecture; each runs mma.sync.
+// Chooses the tile of a product and launches the mma.sync kernel. Compiled once per architecture.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -43,7 +43,7 @@ void run(const GemmParams& p, cudaStream_t stream) {
   if (p.segments > 1) part = p.contraction / p.segments;
   if (p.block > 0) part = p.block;
   const int most = allow_shared_memory<gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>>();
-  // The most stages that leave room for all blocks of the launch to be resident, or for as many blocks as registers
+  // As many stages as possible, provided that all blocks of the launch are resident, or as many blocks as the registers
   // allow.
   constexpr int kReserved = 1024;  // bytes per block, for the system
   const int resident = static_cast<int>(
@@ -74,8 +74,8 @@ void run(const GemmParams& p, cudaStream_t stream) {
                                     : run<Tile, false, false, kLevels>(p, stream);
 }
 
-// Whether the current device has room for a tile's stages. Compute capabilities 8.6, 8.9 and 12.0 have 99 KB, enough
-// for every tile except the large one.
+// Whether the current device has shared memory for a tile's stages. Compute capabilities 8.6, 8.9 and 12.0 have 99 KB,
+// which is enough for every tile except the large tile.
 template <class Tile>
 bool has_shared_memory() {
   return allow_shared_memory<gemm_sm80_kernel<Tile, true, true, 0>>() >= kLeastStages * Tile::kStageBytes;
@@ -102,8 +102,8 @@ bool can_have(const GemmParams& p, Sm80Tile tile) {
   return false;
 }
 
-// The cost of a tile: the number of tiles per multiprocessor, times a tile's products, divided by `efficiency`. The
-// efficiency is the tile's speed relative to mma.sync alone on an H100.
+// The cost of a product with a tile: the number of tiles per multiprocessor, times the multiplications of a tile,
+// divided by `efficiency`. The efficiency is the tile's speed relative to mma.sync alone on an H100.
 template <class Tile>
 double cost(const GemmParams& p, double efficiency) {
   const std::int64_t blocks = ceil_div(p.m, Tile::kM) * ceil_div(p.n, Tile::kN);

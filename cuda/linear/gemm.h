@@ -1,6 +1,6 @@
-// A matrix product as the kernels of linear see it: D[m, n] = sum_i A[m, i] B[n, i], with the contraction in the order
-// of ops/linear.h. Forward: A = x, B = weight. Input gradient: A = dy, B = weight with its rows contracted. Weight
-// gradient: A = dy and B = x, both with their rows contracted.
+// A matrix product for the kernels of linear: D[m, n] = sum_i A[m, i] B[n, i]. The sum over i (the contraction) has the
+// order of ops/linear.h. Forward: A = x and B = weight. Input gradient: A = dy and B = weight, whose rows are
+// contracted. Weight gradient: A = dy and B = x; the rows of both are contracted.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,18 +27,19 @@ struct GemmParams {
   RowLayout d_rows;
   const void* bias = nullptr;     // [n], bias_dtype, or null
   const float* addend = nullptr;  // [m, n] or null: main_grad, which is added to the first token block; may be d
-  bool a_is_copy = false;         // the stream's previous kernel copies A; B and D are ready when the copy begins
-  // Operands that the product's own kernel copies to a and b (GemmPlan::copies), or null. The counters begin at 0: one
-  // for claims, then one per tile row of A, or of B, and range of the contraction.
+  bool a_is_copy = false;         // the stream's previous kernel copies A; B and D are ready before that kernel begins
+  // Operands that the product's own kernel copies to a and b (GemmPlan::copies), or null. The counters start at 0. The
+  // first counts claimed pieces. The others count finished pieces, one for each panel of A or B and range of the
+  // contraction.
   const GemmOperand *copied_a = nullptr, *copied_b = nullptr;
   std::uint32_t* copy_counters = nullptr;
-  bool continues = false;  // the accumulators begin with the addend; needs one token block and one segment
+  bool continues = false;  // the accumulators start with the addend; only for one token block and one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
   int segments = 1;  // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
   // Contraction indices per token block (rule 9), only for one segment; 0: one block.
   std::int64_t block = 0;
-  const std::int32_t* row_limit = nullptr;  // for gradients, see ops/linear.h; a kernel may take all rows
+  const std::int32_t* row_limit = nullptr;  // for gradients, see ops/linear.h; a kernel may also process all rows
   DType dtype = DType::kBFloat16;           // dtype of a and b: kBFloat16, kFloat16
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };

@@ -1,4 +1,5 @@
-// Rule 2: combines the sums of 1, 2, 4 or 8 segments by a perfect binary tree, in the order of their computation.
+// Rule 2: combines the sums of 1, 2, 4 or 8 segments by a perfect binary tree. The segments are computed one after
+// another.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ __device__ __forceinline__ void copy_to(float (&to)[kN], const float (&d)[kN]) {
   for (int i = 0; i < kN; ++i) to[i] = d[i];
 }
 
-// Keeps a thread's sums in shared memory: 16 bytes at `address`, and 16 more at every `stride` after that address.
+// Keeps a thread's sums in shared memory, as vectors of 16 bytes that lie `stride` bytes apart from `address` on.
 template <int kN>
 struct KeptInShared {
   std::uint32_t address, stride;
@@ -41,7 +42,7 @@ struct KeptInShared {
     }
   }
 };
-// Keeps them in registers.
+// Keeps a thread's sums in registers.
 template <int kN>
 struct KeptInRegisters {
   float kept[kN];
@@ -49,8 +50,8 @@ struct KeptInRegisters {
   __device__ __forceinline__ void add_to_it(float (&d)[kN]) const { add_to(d, kept); }
 };
 
-// Sets d to the tree over `segments` sums, each written by sum_segment(d). `half` stores the sum of the first four of
-// eight segments.
+// Sets d to the tree over `segments` sums; sum_segment(d) computes the next sum. `half` stores the sum of the first
+// four of eight segments.
 template <int kN, class Kept, class SumSegment>
 __device__ __forceinline__ void combine_segments(float (&d)[kN], int segments, Kept half, SumSegment sum_segment) {
   float pair[kN];

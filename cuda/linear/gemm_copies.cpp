@@ -1,4 +1,5 @@
-// Products whose operands must be copied first: splits them into parts that fit the workspace, and launches each part.
+// Products whose operands must be copied first. A product is split into parts whose copies fit the workspace, and each
+// part is launched.
 #include "gemm_copies.h"
 
 #include <algorithm>
@@ -10,18 +11,18 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
-// A part's number of rows is a multiple of kTogether: whole tiles, and D stays aligned.
+// A part's number of rows is a multiple of kTogether, so a part has whole tiles and its rows of D stay aligned.
 constexpr std::int64_t kTogether = 256;
-constexpr std::int64_t kFewest = 256;  // with fewer rows or columns of D, copies cost more than they save
-// Up to this number of rows of D, ordinary loads of B cost less time than a copy of B. The limit is lower if rows begin
-// at odd elements, whose loads take more time.
+constexpr std::int64_t kFewest = 256;  // if D has fewer rows or columns, copies cost more than they save
+// Up to this number of rows of D, ordinary loads of B take less time than a copy of B. The limit is lower if rows begin
+// at odd elements, because these rows take more time to load.
 std::int64_t most_loaded(const GemmOperand& b) {
   const bool even = reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0 && b.rows.inner_stride % 2 == 0;
   return even ? 512 : 256;
 }
 
-// Whether the product takes long enough to hide copies that its own kernel makes. The first tiles wait for these
-// copies, which take longer than the copies of a kernel that only copies (README.md).
+// Whether the product takes long enough to hide copies by its own kernel. The first tiles wait for their copies, and
+// these copies are slower than those of a kernel that only copies (README.md).
 bool hides_copies(const GemmParams& p) {
   constexpr double kLeastProducts = 3e10;
   constexpr std::int64_t kLeastContraction = 4000;
@@ -36,11 +37,11 @@ std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t co
   return x.contraction_contiguous ? extent * pitch_of(contraction) * 2 : contraction * pitch_of(extent) * 2;
 }
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-// The counters of a part whose kernel copies operands.
+// Number of counters of a part whose kernel copies operands.
 std::int64_t counters_of(std::int64_t m, std::int64_t n, std::int64_t contraction) {
   return 1 + (ceil_div(m, kCopyingPlan.tile_m) + ceil_div(n, kCopyingPlan.tile_n)) * ceil_div(contraction, kCopyRange);
 }
-// The largest number of rows whose copy fits into `bytes`, in multiples of kTogether, at least one row.
+// The largest number of rows whose copy fits into `bytes`: all rows, or a multiple of kTogether, or at least one row.
 std::int64_t most_rows(const GemmOperand& x, std::int64_t extent, std::int64_t contraction, std::int64_t bytes) {
   if (bytes_of(x, extent, contraction) <= bytes) return extent;
   const std::int64_t fitting = bytes / bytes_of(x, kTogether, contraction) * kTogether;
@@ -81,8 +82,8 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
   GemmParams q = p;
   if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
   if (b) q.b = of_copy(p.b, somewhere, p.n, p.contraction);
-  // A row limit counts rows of the whole product. The kernel for any layout also computes products whose rows of D
-  // begin at multiples of 16 bytes but do not end at one: a test of such a product failed (README.md).
+  // A row limit counts rows of the whole product, so it cannot serve a part. Products whose rows of D begin but do not
+  // end at multiples of 16 bytes take the kernel for any layout, because a test of one failed (README.md).
   const bool ends_inside =
       rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype)) && p.n * size_of(p.d_dtype) % 16 != 0;
   if ((!a && !b) || p.row_limit != nullptr || ends_inside || !gemm_sm90_serves(q)) return {};
@@ -98,7 +99,8 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
     copies.rows_b = most_rows(p.b, p.n, p.contraction, std::max(bytes / 2, bytes - all_a));
     copies.bytes += bytes_of(p.b, copies.rows_b, p.contraction);
   }
-  // The kernel that copies loads whole vectors of 16 bytes from all of an operand's memory.
+  // To copy an operand, the product's kernel loads whole vectors of 16 bytes from its first byte to its last. So its
+  // rows must lie apart in memory.
   const auto lie_apart = [&](const GemmOperand& x, std::int64_t extent) {
     const std::int64_t rows = x.contraction_contiguous ? extent : p.contraction;
     const std::int64_t columns = x.contraction_contiguous ? p.contraction : extent;

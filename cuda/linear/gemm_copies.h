@@ -1,5 +1,5 @@
-// Products of operands that TMA cannot read: their rows have two strides, or do not begin at multiples of 16 bytes. The
-// operands are copied, some rows of the product at a time, for the sm_90 kernels.
+// Products of operands that TMA cannot read, because their rows have two strides or do not begin at multiples of 16
+// bytes. For the sm_90 kernels the operands are copied, for some rows of the product at a time.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace rlk::cuda {
 
-// Copies elements of 16 bits to rows that begin at multiples of 16 bytes. A row's end is filled with zeros.
+// Copies rows of 16-bit elements to rows that begin at multiples of 16 bytes. From its last element to the pitch, a row
+// of the copy is filled with zeros.
 struct AlignedRowsParams {
   const void* from = nullptr;  // [rows, columns], at multiples of 2 bytes
   void* to = nullptr;          // [rows, pitch], at a multiple of 16 bytes
@@ -18,11 +19,12 @@ struct AlignedRowsParams {
 };
 RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
 
-// The product is computed in parts: rows_a rows of A and rows_b rows of B are copied at a time. 0: the operand is read
-// in place. `bytes`: workspace of the copies and counters, 16-byte aligned. loads_rows: ordinary loads read B in place.
+// The product is computed in parts: rows_a rows of A and rows_b rows of B are copied at a time. 0: that operand is read
+// in place. `bytes`: size of the workspace for the copies and counters, which must be 16-byte aligned. loads_rows:
+// ordinary loads read B in place.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
-  std::int64_t counters = 0;  // above 0: the products' kernels copy, with these counters at the workspace's end
+  std::int64_t counters = 0;  // if above 0, the product's kernel copies; the counters lie at the workspace's end
   bool loads_rows = false;
   bool serve() const { return bytes > 0 || loads_rows; }
 };

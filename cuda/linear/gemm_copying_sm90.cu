@@ -1,4 +1,4 @@
-// Products whose kernel also copies operands that TMA cannot read.
+// Kernels of products that also copy the operands that TMA cannot read.
 #include "gemm_run_sm90.cuh"
 
 namespace rlk::cuda {

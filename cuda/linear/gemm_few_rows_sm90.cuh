@@ -1,7 +1,7 @@
 // Matrix product for compute capability 9.0 of at most 32 rows of x. Rows of x and of the weights may begin at any
-// element. Reads of the weights bound its time. A warpgroup copies slices of `slice_rows` weight rows, and all rows of
-// x, to a ring in shared memory. Each other warp multiplies 16 weight rows with all rows of x by mma.sync, and shifts
-// the fragments into place in registers. Numbers: README.md.
+// element. Reads of the weights limit its speed. A warpgroup copies slices of `slice_rows` weight rows, and all rows of
+// x, to a ring in shared memory. Each of the other warps shifts the fragments of 16 weight rows into place in
+// registers, and multiplies them with all rows of x by mma.sync. Numbers: README.md.
 #pragma once
 
 #include "../common/mma_sm80.cuh"
@@ -14,11 +14,10 @@ struct FewRowsLaunch {
   GemmLaunch gemm;
   RowStreams weight, x;
   int slice_rows;  // weight rows of a block, a multiple of 16
-  int slices;      // number of slices that hold all weight rows
-  int pieces;      // pieces of 256 bytes that the contraction fills
-  // Number of loading warps that copy a piece together, 1 or 4. In short slices each warp copies its own pieces, so
-  // that the warps overlap their waits and their computation of addresses. In long slices such pieces would arrive too
-  // late.
+  int slices;      // number of slices of all weight rows
+  int pieces;      // pieces of 256 bytes in a row
+  // Number of loading warps that copy a piece together, 1 or 4. In short slices each warp copies its own pieces, so one
+  // warp waits while another computes addresses. In long slices, pieces that one warp copies would arrive too late.
   int warps_of_piece;
 };
 
@@ -27,11 +26,11 @@ template <int kLogPieces>
 using FewRowsRing = StreamRing<kFewRowsPiece, kLogPieces, 32>;
 constexpr int few_rows_fixed_bytes(int slice_rows) { return slice_rows / 16 * kStagingBytes + 256; }
 
-// Avoids bank conflicts where rows begin at multiples of 8 bytes, but not of 16. Neighbouring rows are then shifted in
-// the banks by such a multiple. Four rows that are four apart fill all banks. Fragment rows g (i = 0) and g + 8 (i = 1)
-// are therefore these of the 16 rows.
+// Avoids bank conflicts between rows that begin at multiples of 8 bytes, but not of 16. The banks of neighbouring rows
+// then differ by a multiple of 8 bytes, and four rows that are four apart use different banks. The function returns
+// which of the 16 rows a lane takes as fragment row g (i = 0) or g + 8 (i = 1).
 __device__ __forceinline__ int spread_row(int g, int i) { return g % 4 * 4 + g / 4 + 2 * i; }
-// Puts the sums of rows that spread_row() has permuted back in order.
+// Restores the order of the rows that spread_row() has permuted, in the sums.
 template <int kTiles>
 __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
   const int g = lane / 4;
@@ -54,8 +53,8 @@ __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
 }
 
 // kTiles: x has at most 8 kTiles rows. kUnit: every row begins at a multiple of kUnit bytes, 2 or 8. In a step of 16
-// contraction indices, lane t of four has 4t to 4t + 3. For mma.sync these stand for 2t, 2t + 1, 2t + 8 and 2t + 9. The
-// order inside a step decides no bit.
+// contraction indices, lane t of four has the indices 4t to 4t + 3. It passes them to mma.sync as the indices 2t, 2t +
+// 1, 2t + 8 and 2t + 9. The order of indices inside a step changes no bit.
 template <class T, int kTiles, int kUnit, int kLogPieces>
 __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid_constant__ FewRowsLaunch launch) {
   using Ring = FewRowsRing<kLogPieces>;
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     mbarrier_init_fence();
   }
   const Slices mine = slices_of_block(launch.slices);
-  if (warp >= warps) {  // as in gemm_sm90.cuh
+  if (warp >= warps) {  // prefetches as in gemm_sm90.cuh
     const int thread = static_cast<int>(threadIdx.x) - warps * 32;
     for (int piece = 0; piece < g.prefetched_steps; ++piece) {
       Ring::template prefetch<kWarpgroup>(launch.weight, mine.first * slice_rows, slice_rows, piece, thread);
@@ -93,7 +92,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     };
     const bool alone = launch.warps_of_piece == 1;
     for (int slice = mine.first; slice < mine.end; slice += mine.step) {
-      // A row's last elements may lie in the line after the last piece.
+      // One more piece is copied, because a row's last elements may lie in the line after the last piece.
 #pragma unroll 1
       for (int piece = 0; piece <= pieces; ++piece, ++turn) {
         if (alone && turn % 4 != static_cast<unsigned>(warp - warps)) continue;
@@ -110,7 +109,8 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     return;
   }
   const int part = lane % 4 * 8;
-  // A row's ring, and its first element for this lane. If a row of x does not exist, the lane reads the last row.
+  // A row's ring, and the row's first element for this lane. If a row of x does not exist, the lane reads the last row
+  // instead.
   struct Row {
     std::uint32_t ring;
     int at, bits;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     float d[4 * kTiles];
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) d[i] = 0.0f;
-    // Fragments of some steps, each loaded kAhead steps before its products.
+    // Fragments of kAhead steps. A step's fragments are loaded kAhead steps before its products.
     struct Step {
       std::uint32_t a[4], b[kTiles][2];
     } steps[kAhead];
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
           release(turn);
           if (!last) wait_for(turn + 2);
         }
-        // After the last piece these words have no meaning, and are not used.
+        // After the last piece, this loads arbitrary words, which are not used.
         load(now, turn + (step + kAhead) / kSteps, (step + kAhead) % kSteps);
       }
     }

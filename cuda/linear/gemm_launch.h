@@ -1,4 +1,4 @@
-// Arguments of linear's sm_90 kernels, besides their tensor maps.
+// Arguments of linear's sm_90 kernels, except their tensor maps.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-// Rows of 16-bit elements in memory that begin anywhere.
+// Rows of 16-bit elements that may begin at any element.
 struct RowStreams {
   std::uint64_t data;
   std::int64_t stride;  // bytes
@@ -19,12 +19,13 @@ struct RowStreams {
 constexpr int kCopyRange = 1024;     // contraction indices that a counter of copies covers
 constexpr int kPieceVectors = 1024;  // vectors of 16 bytes that a warp copies at a time
 
-// An operand of which the product's kernel makes a copy for TMA (copied_operands_sm90.cuh). to: null without a copy.
+// An operand that the product's kernel copies for TMA (copied_operands_sm90.cuh). to: null if the operand is not
+// copied.
 struct CopiedOperand {
   std::uint64_t from;
   uint4* to;
   std::int64_t stride, pitch;               // stride of `from` in bytes; pitch of `to` in vectors
-  int rows, columns, vectors;               // `vectors`: number per row of the copy
+  int rows, columns, vectors;               // `vectors`: vectors per row of the copy
   std::uint64_t first_vector, last_vector;  // the operand's whole vectors of 16 bytes lie between these addresses
 };
 struct CopiedOperands {
@@ -33,7 +34,7 @@ struct CopiedOperands {
   std::uint32_t* done;     // [panels of A, then of B, ranges]: finished pieces
   int panels_a, panels_b;  // tiles along A's and B's rows
   int wave_a, wave_b;      // panels that a wave of tiles reads
-  int waves, waves_b;      // number of waves, and of the waves that read the first wave_a panels of A
+  int waves, waves_b;      // number of all waves, and of waves that read A's first wave_a panels
   int ranges;
 };
 
@@ -45,9 +46,9 @@ struct GemmLaunch {
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // shape of d
   int k_steps;        // stages of the contraction
-  int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps without a cut
+  int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps if there is one chunk
   int chunks;
-  int cluster;           // blocks that are neighbours along A's rows and load their tile of B together
+  int cluster;           // number of blocks, neighbours along A's rows, that load their tile of B together
   int last_a, last_b;    // rows that a block of the last, partial tile loads, a multiple of 8
   int tiles_a, tiles_b;  // tiles of clusters, along the rows of A and of B
   int group_a;           // consecutive clusters along A's rows, which share L2
@@ -61,14 +62,14 @@ struct GemmLaunch {
   CopiedOperands copies;              // Tile::kCopies
 };
 
-// The boxes in a stage, by the rows that a block takes of A and of B. A box has 64 contraction indices. A stage has two
-// boxes if the products of one box take less time than the barriers of a stage.
+// Number of boxes per stage for a block that takes rows_a rows of A and rows_b rows of B. A box has 64 contraction
+// indices. A stage has two boxes if the products of one box take less time than the barriers of a stage.
 constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 
 // How the sums of chunks are combined.
 enum class Combine : std::uint8_t {
   kAdd,       // each sum is added to d in memory; the first sum is added to the addend, if given
-  kFold,      // the sums are added in registers, not in memory
+  kFold,      // the sums are added one after another in registers
   kTree,      // rule 2's tree
   kContinue,  // there is one chunk, whose sums begin with the addend
 };

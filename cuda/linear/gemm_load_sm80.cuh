@@ -1,5 +1,5 @@
-// Loads one stage of an operand from global to shared memory: by cp.async if all of its rows begin at multiples of 16
-// bytes, else element by element.
+// Loads one stage of an operand from global to shared memory. If all rows of the operand begin at multiples of 16
+// bytes, cp.async loads them; otherwise they are loaded element by element.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace {  // one copy per architecture
 
 constexpr int kChunkElements = 8, kChunkBytes = 16;
 
-// Copies `count` elements of a chunk and sets the others to 0.
+// Copies the first `count` elements of a chunk and sets its other elements to 0.
 __device__ __forceinline__ void copy_elements(std::uint32_t shared, const std::uint16_t* from, int count) {
   std::uint32_t word[4];
 #pragma unroll
@@ -30,7 +30,7 @@ __device__ __forceinline__ int clamp(Integer x, int most) {
   return x <= 0 ? 0 : x >= most ? most : static_cast<int>(x);
 }
 
-// A thread's chunks of the stages of one operand: a chunk of every kRowStep-th row of the tile.
+// Loads a thread's chunks of one operand's stages. The thread has one chunk of every kRowStep-th row of the tile.
 template <class Tile, bool kContraction, int kThreads>
 class OperandLoad {
  public:
@@ -53,17 +53,17 @@ class OperandLoad {
     }
   }
 
-  // This thread's chunks of a stage. The thread copies them whole if has_whole(k, left). If rows lie along the
-  // contraction, it may copy only some elements of each chunk.
+  // Number of this thread's chunks in a stage. If has_whole(k, left), the thread copies whole chunks. If rows lie along
+  // the contraction, a chunk may have only some elements inside the extent.
   static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
-  // The same condition for all threads of the block.
+  // All threads of the block get the same result.
   __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {
     return whole_ && left == kStageK && (kContraction || in_one_run(k));
   }
   __device__ __forceinline__ std::uint64_t start(std::int64_t k) const {
     return start_ + (kContraction ? k : x_.rows.offset(k + row(0))) * 2;
   }
-  // `from`: start(k). If `count` is 0 nothing is read.
+  // `from`: the result of start(k). If `count` is 0, the function reads nothing.
   __device__ __forceinline__ void copy_chunk(int i, std::uint32_t shared, std::uint64_t from,
                                              int count = kChunkElements) const {
     const std::int64_t to_row =
@@ -110,12 +110,12 @@ class OperandLoad {
     return kRowStep % Tile::kKeyRows == 0 ? to_ + i * kRowStep * Tile::kRowBytes : Tile::offset(row(i), chunk());
   }
 
-  // Whether one stride separates all rows of the stage at k.
+  // Whether all rows of the stage at k have the same stride.
   __device__ __forceinline__ bool in_one_run(std::int64_t k) const {
     const std::int64_t n = x_.rows.inner;
     return (k < n ? k : static_cast<std::uint32_t>(k) % static_cast<std::uint32_t>(n)) + kStageK <= n;
   }
-  // This thread's chunk of row(i), which is not empty.
+  // Address of this thread's chunk of row(i). The chunk must not be empty.
   __device__ __forceinline__ const std::uint16_t* chunk_start(int i, std::int64_t k) const {
     return reinterpret_cast<const std::uint16_t*>(
         start_ + (kContraction ? x_.rows.offset(first_ + row(i)) + k : x_.rows.offset(k + row(i))) * 2);
@@ -127,12 +127,12 @@ class OperandLoad {
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  // Address of this thread's chunk of row 0 of the operand. The address is an integer, because nvcc would compute a
-  // pointer anew for each chunk, in elements from the operand's beginning.
+  // Address of this thread's chunk of row 0 of the operand. It is stored as an integer: nvcc would compute a pointer
+  // again for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
   const int to_;
-  int inside_;  // number inside the extent: of the tile's rows, or of the elements in this thread's chunk of each row
+  int inside_;  // number of the tile's rows, or of elements in this thread's chunk of a row, inside the extent
   const bool vector_;
   bool whole_;  // stages of kStageK are copied without tests of the extent
 };

@@ -1,4 +1,4 @@
-// The choice of a plan, by a model of a tile's bounds that was fitted to measurements on an H200 (README.md).
+// Chooses a plan by a model of the time of each tile. The model was fitted to measurements on an H200 (README.md).
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -23,9 +23,9 @@ constexpr int kBoxK = 64;           // contraction indices per box of the tiled 
 constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
-constexpr std::int64_t kMostStreamedRows = 32;                 // rows of x that a kernel reads by ordinary loads
+constexpr std::int64_t kMostStreamedRows = 32;                 // most rows of x that a kernel reads by ordinary loads
 constexpr std::int64_t kMostStreamed = std::int64_t{1} << 29;  // elements of a row; its bytes fit into 31 bits
-constexpr std::int64_t kMostTransposedRows = 1024;             // more rows fill the tiles of any height
+constexpr std::int64_t kMostTransposedRows = 1024;             // with more rows, tiles of any height are full
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -44,13 +44,12 @@ bool adds_to_memory(const GemmParams& p) {
          (p.d_dtype == DType::kFloat32 || p.contraction <= p.block);
 }
 
-// The rows of x that a kernel for few rows multiplies.
+// The number of rows of x for which a kernel for few rows is built: at least m.
 int few_rows(std::int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
-// Weight rows of a slice in the kernel for few rows, chosen so that all blocks are equally busy. If all slices run at
+// Weight rows per slice in the kernel for few rows, chosen so that all blocks have equal work. If all slices run at
 // once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices read HBM
-// faster.
-// streamed: ordinary loads read the weights.
+// faster. streamed: ordinary loads read the weights.
 int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);
@@ -61,8 +60,8 @@ int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   return std::min(balanced, kWidestSlice);
 }
 
-// A smooth maximum: the fifth root of the sum of fifth powers, so that a cost near the largest one adds to it. Newton's
-// method finds the root; the C library's pow would need glibc 2.29.
+// A smooth maximum: the fifth root of the sum of fifth powers. A cost that is near the largest cost increases the
+// result. Newton's method finds the root, because the C library's pow would need glibc 2.29.
 double smooth_max(std::initializer_list<double> costs) {
   const double largest = std::max(costs);
   double sum = 0;  // 1 ... the number of costs
@@ -83,8 +82,8 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
   const double blocks = clusters * plan.cluster, turns = std::ceil(clusters / (multiprocessors / plan.cluster));
   const int rows_a = plan.transposed ? plan.tile_n : plan.tile_m, rows_b = plan.transposed ? plan.tile_m : plan.tile_n;
   const double tile_m = plan.tile_m, tile_n = plan.tile_n, m = static_cast<double>(p.m), n = static_cast<double>(p.n);
-  // Cost of 64 contraction indices. The bound is the tensor cores, the loads of a multiprocessor or of the L2, or one
-  // warpgroup's chain of instructions and the barriers of a stage.
+  // Cost of 64 contraction indices. Its limit may be the tensor cores, the loads of a multiprocessor or of L2, or one
+  // warpgroup's chain of instructions with the barriers of a stage.
   const double loaded = (std::min(tile_m, m) / along_n + std::min(tile_n, n) / along_m) * kBoxK * 2;
   const double multiply = 1.17 * rows_a / 64 * rows_b * 2, chain = rows_b * 2 + 31.0 / stage_boxes(rows_a, rows_b);
   const double step =
@@ -197,7 +196,7 @@ GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors) {
     return plan;
   }
   if (plans.front().row_unit > 0) {
-    // The widest tile that half of the multiprocessors get.
+    // The widest tile with which at least half of the multiprocessors get a tile.
     GemmPlan plan = plans.front();
     for (const GemmPlan& wider : plans) {
       const std::int64_t tiles = ceil_div(p.m, wider.tile_m) * ceil_div(p.n, wider.tile_n);

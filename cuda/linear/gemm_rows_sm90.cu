@@ -1,4 +1,4 @@
-// Products with weights whose rows begin at any element.
+// Kernels for weights whose rows begin at any element.
 #include "gemm_few_rows_sm90.cuh"
 #include "gemm_run_sm90.cuh"
 

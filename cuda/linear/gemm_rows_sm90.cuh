@@ -1,6 +1,6 @@
-// Tiles of the wgmma kernel for weights whose rows begin at any element, so that TMA cannot read them. A warpgroup
-// copies the rows to a separate ring in shared memory. The multiplying warps load A's fragments from there, shift them
-// into place, and multiply from registers.
+// Tiles of the wgmma kernel for weights that TMA cannot read, because their rows may begin at any element. A warpgroup
+// copies the rows to a separate ring in shared memory. The multiplying warps load A's fragments from this ring, shift
+// them into place, and multiply from registers.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -12,7 +12,7 @@ namespace rlk::cuda {
 
 constexpr unsigned kCopyingWarps = 3;
 
-// The ring of a tile of kRows rows. A piece has 64 contraction indices, as a stage of B has.
+// The ring for a tile of kRows rows. A piece has 64 contraction indices, the same number as a stage of B.
 template <int kRows>
 struct RowRing : StreamRing<kLine, 3, 16> {
   using Base = StreamRing<kLine, 3, 16>;
@@ -28,9 +28,9 @@ struct RowRing : StreamRing<kLine, 3, 16> {
     mbarrier_init(empty + thread * 8, warpgroups * 4);
   }
 
-  // Copies every kCopyingWarps-th piece of a tile's rows from `first` on, by warp `warp` of kCopyingWarps. The warps
-  // thus overlap their waits and their computation of addresses. The end of a row may lie in the line after the last
-  // piece, so that line is copied, too.
+  // Warp `warp` of kCopyingWarps copies every kCopyingWarps-th piece of a tile's rows, which begin with row `first`. So
+  // one warp waits while another computes addresses. The end of a row may lie in the line after the last piece, so that
+  // line is copied, too.
   __device__ __forceinline__ void copy(const RowStreams& from, int first, int steps, int warp, int lane) {
 #pragma unroll 1
     for (int piece = 0; piece <= steps; ++piece, ++turn) {
@@ -46,7 +46,7 @@ struct RowRing : StreamRing<kLine, 3, 16> {
   }
 };
 
-// A warp's fragments of A: rows `lane / 4` and 8 more of its 16 rows.
+// A lane's part of its warp's fragments of A: rows lane / 4 and lane / 4 + 8 of the warp's 16 rows.
 template <class Ring, int kUnit>
 struct RowFragments {
   std::uint32_t ring;
@@ -71,7 +71,7 @@ struct RowFragments {
       }
     }
   }
-  // Loads the fragments of the current piece, which may end in the next piece, and frees the current piece.
+  // Loads the fragments of the current piece, whose last words may lie in the next piece, and frees the current piece.
   __device__ __forceinline__ void next(std::uint32_t (&a)[4][4], Ring* rows, int lane) const {
     const int slot = Ring::slot(rows->turn);
     rows->wait(rows->turn + 1);
@@ -91,8 +91,8 @@ struct RowFragments {
   }
 };
 
-// Sums `steps` stages, an even number, for 64 rows of A, from +0. Fragments of a stage are loaded beside the products
-// of the previous stage.
+// Sums `steps` stages (an even number) for 64 rows of A, starting from +0. The fragments of a stage are loaded while
+// the products of the previous stage run.
 template <class T, class Tile, class Fragments, class Ring, class Release>
 __device__ __forceinline__ void multiply_rows(TileRing<Tile>* b, const Fragments& fragments, Ring* rows,
                                               float (&d)[Tile::kBN / 2], int steps, int lane, const Release& release) {

@@ -1,4 +1,5 @@
-// The kernels of gemm_sm90.cuh that are built, and the launch of a plan. A translation unit has one element type.
+// The tiles for which kernels of gemm_sm90.cuh are built, and the launch of a plan. Each translation unit has one
+// element type.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@ using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>
 template <int kM, int kN, int kUnit>
 using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, kUnit>;
 
-// Such tiles also copy operands that TMA cannot read.
+// Tiles whose kernels also copy operands that TMA cannot read.
 template <bool kAExtentContiguous, bool kBExtentContiguous>
 using CopyingTile = GemmTile<128, 256, kAExtentContiguous, kBExtentContiguous, Combine::kAdd, false, 0, true>;
 
@@ -79,16 +80,16 @@ inline CUtensorMap map_of(const GemmOperand& operand, DType dtype, std::int64_t 
 }
 
 inline RowStreams row_streams(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
-  // The stride of a single row has no meaning, and may be no multiple of the unit.
+  // The stride of a single row has no meaning, and need not be a multiple of the unit.
   return {reinterpret_cast<std::uint64_t>(x.data), extent > 1 ? x.rows.inner_stride * 2 : 0,
           static_cast<int>(contraction * 2), static_cast<int>(extent)};
 }
 
-// A small prefetch hides the first latency of HBM. A larger prefetch delays loads that the kernel waits for
-// (README.md).
+// A small prefetch hides the latency of the first access to HBM. A larger prefetch would delay loads for which the
+// kernel waits (README.md).
 constexpr int kPrefetchedBytes = 32 << 10;
 
-// weight_rows: the weight rows of a block.
+// weight_rows: weight rows per block.
 inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   GemmLaunch g{};
   g.d = p.d;
@@ -112,7 +113,7 @@ inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   return g;
 }
 
-// x: what TMA cannot read; to: its copy.
+// x: the operand that TMA cannot read, or null. to: the copy of x.
 inline CopiedOperand copied_operand(const GemmOperand* x, const GemmOperand& to, std::int64_t extent,
                                     std::int64_t contraction) {
   if (x == nullptr) return {};
@@ -131,7 +132,7 @@ inline CopiedOperand copied_operand(const GemmOperand* x, const GemmOperand& to,
   c.last_vector = (std::max(c.from, last_row) + columns * 2) / 16 * 16;
   return c;
 }
-// The order of copies follows the tiles: columns of g.group_a tiles, `blocks` tiles at a time.
+// Copies have the order of the tiles: columns of g.group_a tiles, `blocks` tiles at a time.
 inline CopiedOperands copied_operands(const GemmParams& p, const GemmLaunch& g, int blocks) {
   CopiedOperands c{};
   c.ranges = static_cast<int>((p.contraction + kCopyRange - 1) / kCopyRange);
@@ -161,7 +162,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   g.tiles_a = tiles(extent_a, Tile::kBM * plan.cluster);
   g.tiles_b = tiles(extent_b, Tile::kBN);
   const int clusters_at_once = multiprocessors(current_device()) / plan.cluster;
-  // Each weight is read once, and more tiles exist than run at a time.
+  // True if each weight is read once and not all tiles run at the same time.
   const bool streams = (Tile::kTransposed ? g.tiles_b : g.tiles_a) == 1 && g.tiles_a * g.tiles_b > clusters_at_once;
   const auto map = [&](const GemmOperand& operand, std::int64_t extent, int box_rows) {
     return map_of(operand, p.dtype, extent, p.contraction, box_rows, streams ? L2Reads::k128Bytes : L2Reads::k256Bytes);
@@ -180,7 +181,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   if constexpr (Tile::kBoxStores) {
     constexpr bool kInRegisters = Tile::kCombine == Combine::kTree || Tile::kCombine == Combine::kFold;
     const std::int64_t stride = p.m > 1 ? p.d_rows.inner_stride : round_up_8(p.n);
-    // At the end of a row of D, a box writes 16 whole bytes, some of which may belong to other data.
+    // At the end of a row of D, a box would write a whole vector of 16 bytes, which may reach into other data.
     const bool whole_vectors = p.n * size_of(p.d_dtype) % 16 == 0;
     g.box_stores =
         g.vector_stores && whole_vectors && (kInRegisters || g.chunks == 1) && stride < std::int64_t{1} << 36;
@@ -217,7 +218,7 @@ void run_small_m(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream)
                          (plan.tile_m / 16 + 1) * 32, fixed + launch.gemm.stages * stage, stream, weight, x, launch);
 }
 
-// Both functions return false if no kernel of the plan is built.
+// Both run_tiled_plan functions return false if no kernel is built for the plan.
 template <class T, class... Tiles>
 bool run_tiled_plan(TileList<Tiles...>, const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   return ((fits<Tiles>(p, plan) && (run_tiles<T, Tiles>(p, plan, stream), true)) || ...);

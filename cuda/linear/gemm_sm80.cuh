@@ -1,7 +1,7 @@
-// Matrix product for compute capability 8.0 and later. cp.async fills a ring of stages; ldmatrix and mma.sync.m16n8k16
-// multiply them. Each block computes one tile of D over the whole contraction. The tensor cores bound products with a
-// large D, and memory bounds products with few rows. Few rows therefore take small tiles and long stages, so that every
-// multiprocessor has weights of several blocks in flight.
+// Matrix product for compute capability 8.0 and later. cp.async fills a ring of stages, and ldmatrix and
+// mma.sync.m16n8k16 multiply the stages. Each block computes one tile of D over the whole contraction. The tensor cores
+// limit products with a large D, and memory limits products with few rows. For few rows, tiles are small and stages are
+// long, so every multiprocessor has weights of several blocks in flight.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -18,14 +18,14 @@ constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
 // The launch's arguments.
 struct GemmLaunchSm80 {
   GemmParams p;
-  std::int64_t part;  // contraction indices per segment or token block; all indices without a cut
+  std::int64_t part;  // contraction indices per segment or token block; all indices if there is one part
   int tiles_m, tiles_n;
   int stages;
   bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
 };
 
-// A block's tile, its warps, and a stage's part of the contraction. kBlocks: blocks per multiprocessor, which limits
-// the registers of a block. kStages: the most stages that help.
+// A block's tile, the arrangement of its warps, and the contraction indices per stage. kBlocks: blocks per
+// multiprocessor, which limits the registers of a block. kStages: more stages than this number do not help.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -34,19 +34,20 @@ struct GemmTileSm80 {
   static constexpr int kWarpM = kM / kNumWarpsM, kWarpN = kN / kNumWarpsN;
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
-  // Whether a stage's first fragments load beside the products of the previous stage, whose last step then waits for
-  // the stage's copies. Small tiles lack the registers for this; warps of other blocks then fill the wait.
+  // Whether a stage's first fragments are loaded while the products of the previous stage run. The last step of the
+  // previous stage then waits for this stage's copies. Small tiles lack the registers for this. Instead, warps of other
+  // blocks run during the wait.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
 using SquareTile = GemmTileSm80<128, 128, 2, 2, 32, 2, 7>;
-// Room in registers for a running sum beside the accumulators.
+// This tile leaves registers for a running sum besides the accumulators.
 using BlocksTile = GemmTileSm80<128, 128, 2, 4, 64, 1, 3>;
 using MediumTile = GemmTileSm80<64, 64, 2, 2, 64, 2, 7>;
 using SmallMTile = GemmTileSm80<32, 32, 1, 2, 128, 5, 7>;
 using FewestRowsTile = GemmTileSm80<16, 32, 1, 2, 128, 6, 7>;
 
-// One stage. In a whole stage each step's fragments load while the previous step is multiplied.
+// The products of one stage. In a whole stage, each step's fragments are loaded while the previous step is multiplied.
 template <class Tile, bool kContractionA, bool kContractionB>
 struct StageProduct {
   using TileA = OperandTile<Tile::kM, Tile::kStageK, kContractionA>;
@@ -86,13 +87,13 @@ struct StageProduct {
       }
     }
   }
-  // Multiplies a whole stage, of which s[0] is loaded already. copy(step) runs beside the products of each step except
-  // the last step. next() runs after the loads of the last step, so that the loads of next() are in flight during that
-  // step's products.
+  // Multiplies a whole stage, whose first fragments s[0] are already loaded. copy(step) runs together with the products
+  // of each step except the last step. next() runs after the loads of the last step, so its loads are in flight during
+  // the products of the last step.
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
-    static_assert(kSteps % 2 == 0);  // in the last step s[0] is free for the next stage
+    static_assert(kSteps % 2 == 0);  // so s[0] is free for the next stage in the last step
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) {
@@ -104,7 +105,8 @@ struct StageProduct {
       multiply_step<T>(s[step % 2], d);
     }
   }
-  // Multiplies the last stage of a part; s is loaded. Steps past the contraction are left out, not multiplied as zeros.
+  // Multiplies the last stage of a part; s is already loaded. Steps after the end of the contraction are skipped, not
+  // multiplied as zeros.
   template <class T>
   __device__ __forceinline__ void multiply_some(Step& s, std::uint32_t stage, int steps, Sums& d) const {
 #pragma unroll 1
@@ -115,11 +117,12 @@ struct StageProduct {
   }
 };
 
-// The sums of the contraction's earlier parts; the accumulators hold the current sum.
+// Holds sums of the contraction's earlier parts. The accumulators hold the sum of the current part.
 template <int kLevels, int kRowTiles, int kColumnTiles>
 class PendingSums {
  public:
-  // Sets `d` to the sum of the largest subtree that part `part` completes. After the last part this is the whole tree.
+  // Sets `d` to the sum of the largest subtree that part `part` completes. After the last part, `d` is the sum of the
+  // whole tree.
   __device__ __forceinline__ void add_segment(int part, Accumulators<kRowTiles, kColumnTiles>& d) {
     bool complete = true;
 #pragma unroll
@@ -157,8 +160,8 @@ class PendingSums {
   Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
 };
 
-// kLevels: levels of pending sums. It is 0 for a single part, 1 for token blocks, and kSegmentLevels for token blocks
-// or segments.
+// kLevels: levels of pending sums. It is 0 if there is one part, 1 for token blocks, and kSegmentLevels for segments or
+// token blocks.
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     gemm_sm80_kernel(const __grid_constant__ GemmLaunchSm80 g) {
@@ -170,8 +173,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   const GemmParams& p = g.p;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
 
-  // Tiles are ordered by groups of rows of tiles, and column by column within a group, so that concurrent tiles form
-  // nearly a square.
+  // Tiles are ordered by groups of rows of tiles, and column by column within a group. So the tiles that run at the
+  // same time form nearly a square.
   const int per_group = kGroupTiles * g.tiles_n, tile = static_cast<int>(blockIdx.x);
   const int group = tile / per_group, in_group = tile - group * per_group, first_tile = group * kGroupTiles;
   const int height = min(kGroupTiles, g.tiles_m - first_tile);
@@ -212,7 +215,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
   typename Product::Step s[2];
   const auto take_stage = [&] {
     copy_async_wait_at_most<Tile::kMostStages - 2>(g.stages - 2);
-    // The stage is visible to all threads; all threads have read the previous stage, which a load replaces.
+    // After this barrier the stage is visible to all threads. All threads have also read the previous stage, so a load
+    // may overwrite it.
     __syncthreads();
     product.load_step(s[0], base + slot * Tile::kStageBytes, 0);
   };
@@ -229,7 +233,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
       next_stage();
     } else if (const int left = load_left();
                Tile::kLoadsAhead && load_a.has_whole(load_k, left) && load_b.has_whole(load_k, left)) {
-      // The next copies, spread over all steps but the last one.
+      // The next copies are spread over all steps except the last step.
       constexpr int kChunksA = decltype(load_a)::kChunks, kAll = kChunksA + decltype(load_b)::kChunks;
       constexpr int kParts = Product::kSteps - 1;
       const std::uint32_t to = base + load_slot * Tile::kStageBytes;
@@ -279,7 +283,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     }
     k = end;
     if (part == 0 && p.addend != nullptr && !p.continues) {
-      // An empty contraction adds nothing: main_grad keeps its bits.
+      // An empty contraction adds nothing, so main_grad keeps its bits.
       for_each_addend<Tile::kRowTiles, Tile::kColumnTiles>(
           p, at, d, [&](float& x, float addend) { x = p.contraction == 0 ? addend : __fadd_rn(addend, x); });
     }

@@ -1,6 +1,6 @@
 // Matrix product for compute capability 9.0. One or two warps copy tiles by TMA, and other warps multiply them with
-// wgmma. Blocks are persistent, and the blocks of a cluster share their loads. The tensor cores bound products with a
-// large m, and HBM bounds those with a small m. Numbers: README.md.
+// wgmma. Blocks are persistent, and the blocks of a cluster share their loads. The tensor cores limit products with a
+// large m, and HBM limits products with a small m. README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -16,20 +16,20 @@
 
 namespace rlk::cuda {
 
-// A block's tile: rows of A and of B, whether the operands' contiguous index is the extent, and how chunks are
-// combined. The output d is the product of A and B, or its transpose. In a transposed product the weights are A, so
-// that tiles fit few rows. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot load them, since rows of A begin only at
-// multiples of kRowUnit bytes (gemm_rows_sm90.cuh).
-// kCopiesOperands: spare warps copy operands that TMA cannot read (copied_operands_sm90.cuh).
+// A block's tile: rows of A and of B, whether each operand's contiguous index is the extent, and how the sums of chunks
+// are combined. The output d is the product of A and B, or its transpose. In a transposed product A has the weights, so
+// tiles can have few rows of d. kRowUnit: 0 if TMA reads A. Otherwise TMA cannot read A, because its rows begin only at
+// multiples of kRowUnit bytes (gemm_rows_sm90.cuh). kCopiesOperands: spare warps copy operands that TMA cannot read
+// (copied_operands_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false, int kRowUnit = 0, bool kCopiesOperands = false>
 struct GemmTile {
   static constexpr int kBM = kM, kBN = kN;
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
-  static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, and blocks of tokens
-  // Wide tiles compute the next tile's position while their products run. The short steps of narrow tiles would not
-  // hide this work.
+  static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, token blocks
+  // Kernels of wide tiles compute the next tile's position while their products run. The short steps of narrow tiles
+  // would not hide this computation.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowUnit > 0;
   static constexpr int kUnit = kRowUnit;
@@ -39,7 +39,7 @@ struct GemmTile {
   static_assert(!kLoadsRows || (kTransposed && !kAMnMajor && kCombine == Combine::kAdd));
   static constexpr int kWarpgroups = kBM / 64;
   static constexpr bool kTakesTurns = kWarpgroups == 2 && kBN >= 192;
-  // If stages are short, two loading warps, one per operand, request them sooner than a single warp (README.md).
+  // If stages are short, two loading warps, one per operand, request stages sooner than a single warp (README.md).
   static constexpr bool kTwoLoaders = kBoxes > 1 && kBN <= 64 && !kTransposed;
   static constexpr int kThreads = (kWarpgroups + 1) * kWarpgroup;
   static constexpr int kRegisters =
@@ -50,7 +50,7 @@ struct GemmTile {
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
   static constexpr int kStoreBuffers =
-      kBN == 256 && !kCopies ? 2 : 1;  // the most that does not reduce the number of stages
+      kBN == 256 && !kCopies ? 2 : 1;  // the most buffers that do not reduce the number of stages
   static constexpr int kStaging =      // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;
@@ -59,7 +59,8 @@ struct GemmTile {
                                      (kLoadsRows ? Rows::kMemory : 0) + (kCopies ? CopyRing::kMemory : 0);
 };
 
-// The i-th tile of a cluster. Tiles are ordered in columns of `group_a` clusters, so that a wave is nearly square.
+// Position of the i-th tile of clusters. Tiles are ordered in columns of `group_a` clusters, so the tiles of a wave
+// form nearly a square.
 struct TilePosition {
   int a, b;
 };
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const auto portion_b = [&](int left, int sharing, int slice) {
     return Portion<kBN, Tile::kBMnMajor>(&map_b, &map_last_b, g.last_b, left, sharing, slice);
   };
-  // The kernel has two loops, so that the loop of blocks without a cluster has no instructions for sharing.
+  // The kernel has two loops, so the loop for blocks without a cluster has no instructions for shared loads.
   const auto alone_or_sharing_b = [&](const auto& load) {
     if (g.cluster > 1) {
       load(g.cluster, rank);
@@ -117,8 +118,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
       prefetch_tensor_map(&map_b);
     }
     if constexpr (!Tile::kAMnMajor && !Tile::kBMnMajor && !Tile::kLoadsRows) {
-      // Prefetches the first weights while the previous kernel still runs. The prefetch fills only L2, since that
-      // kernel may write the weights.
+      // Prefetches the first weights while the previous kernel still runs. The prefetch fills only L2, because the
+      // previous kernel may still write the weights.
       const TilePosition at = block_tile<Tile>(g, g.tiles_a, blockIdx.x / g.cluster, rank);
       if constexpr (Tile::kTransposed) {
         prefetch_stages<Tile>(portion_a(g.columns - at.a), at.a, g);
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // If the previous kernel copies only B, the copies of A need not wait for it.
+  // If the previous kernel only copies B, the warps that load A need not wait for it.
   if (!Tile::kLoadsRows || !g.follows_copy || warp <= Tile::kWarpgroups * 4) wait_for_previous_kernel();
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;
@@ -211,7 +212,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     }
   } else {
     if constexpr (Tile::kWarpgroups > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Tile::kRegisters));
-    // Block i of the cluster loads into this block, so lane i of every warp signals block i.
+    // Block i of the cluster loads into this block's memory, so lane i of every warp signals block i.
     const std::uint32_t tell = g.cluster > 1 && lane < g.cluster ? map_to_rank(empty, lane) : empty;
     const auto release = [&](int which) {
       if (lane >= g.cluster) return;

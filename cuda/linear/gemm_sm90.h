@@ -1,4 +1,5 @@
-// Host side of linear's sm_90 kernels: the plans that can serve a product, and the fastest plan.
+// Host side of linear's sm_90 kernels: the plans that can serve a product, and the choice of the plan that should be
+// fastest.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +11,14 @@
 
 namespace rlk::cuda {
 
-// A kernel and its tile for a product. Every plan has the same bits.
+// A kernel and its tile for a product. Every plan gives the same bits.
 struct GemmPlan {
   bool small_m = false;            // gemm_small_m_sm90: slices of tile_m weight rows, 8, 16 or 32 rows of x (tile_n)
   int tile_m = 128, tile_n = 256;  // rows and columns of d
   int cluster = 1;                 // 1 or 2 blocks that share loads: neighbours along m, or along n if transposed
   bool transposed = false;         // the weights are the first operand
-  // 0 if TMA reads the weights. Otherwise their rows begin only at multiples of this number of bytes, 2, 4 or 8. If
-  // small_m holds, the rows of x do too.
+  // 0 if TMA reads the weights. Otherwise the rows of the weights begin only at multiples of this number of bytes, 2, 4
+  // or 8. If small_m is set, the rows of x also begin at these multiples.
   int row_unit = 0;
   bool copies = false;  // the kernel also copies operands
   std::string name() const;
@@ -30,11 +31,11 @@ bool gemm_sm90_copies(const GemmParams& p);
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
 // Whether TMA can read both operands, and the segments end where stages end.
 bool gemm_sm90_serves(const GemmParams& p);
-// Whether a kernel can read the weights by ordinary loads. TMA cannot read the product's B.
+// Whether a kernel can read the weights by ordinary loads, for products whose B TMA cannot read.
 bool gemm_sm90_loads_rows(const GemmParams& p);
-// Whether such a kernel reads x by ordinary loads, too. If not, A must be readable by TMA, or is copied first.
+// Whether that kernel also reads x by ordinary loads. If it does not, TMA must be able to read A or a copy of A.
 bool gemm_sm90_streams_x(const GemmParams& p);
-// Every plan for a product. Either gemm_sm90_serves holds, or gemm_sm90_loads_rows, if TMA cannot read B.
+// Every plan for a product. Requires gemm_sm90_serves(p), or, if TMA cannot read B, gemm_sm90_loads_rows(p).
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);
 GemmPlan choose_plan_sm90(const GemmParams& p, int multiprocessors);
 void gemm_sm90(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream);

@@ -1,6 +1,7 @@
-// Matrix product for compute capability 9.0 with few rows of x, bound by reading the weights. One warp streams slices
-// of `slice_rows` weight rows through shared memory by TMA. Each other warp multiplies 16 weight rows with all rows of
-// x by mma.sync, whose steps have a lower latency than wgmma's. Numbers: README.md.
+// Matrix product for compute capability 9.0 with few rows of x. Reads of the weights limit its speed. One warp streams
+// slices of `slice_rows` weight rows through shared memory by TMA. Each of the other warps multiplies 16 weight rows
+// with all rows of x by mma.sync, because its steps have a lower latency than those of wgmma. README.md has
+// measurements.
 #pragma once
 
 #include "../common/mma_sm80.cuh"
@@ -17,9 +18,9 @@ struct SmallMLaunch {
   int slices;       // number of slices
 };
 
-// Slices of a block. A block with many slices takes neighbouring slices, so that blocks read distant addresses: 4.5
-// TB/s instead of 4.4. A block with few slices takes them at a stride, since blocks with one slice less would idle too
-// long.
+// The slices of a block. If blocks have many slices, a block takes neighbouring slices, so different blocks read
+// distant addresses: 4.5 TB/s instead of 4.4. If blocks have few slices, a block takes slices at a stride, because
+// blocks with one slice less would otherwise idle too long.
 struct Slices {
   int first, step, end;
 };
@@ -36,8 +37,8 @@ constexpr int small_m_fixed_bytes(int slice_rows) {
   return 1024 + slice_rows / 16 * kStagingBytes + 2 * kSmallMMaxStages * 8;
 }
 
-// Multiplies 64 k of a stage. `weights` and `x` are the lane's addresses before the swizzle: row lane % 16 of the
-// weights, and the rows of x that its ldmatrix reads.
+// Multiplies 64 contraction indices of a stage. `weights` and `x` are the lane's addresses before the swizzle: of row
+// lane % 16 of the weights, and of the row of x whose address the lane gives to ldmatrix.
 template <class T, int kTiles>
 __device__ __forceinline__ void multiply_box(float (&d)[4 * kTiles], std::uint32_t weights, std::uint32_t x, int lane) {
   std::uint32_t a[4][4];
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(288, 1)
     mbarrier_init_fence();
   }
   const Slices mine = slices_of_block(launch.slices);
-  if (warp == warps && elect_one()) {  // as in gemm_sm90.cuh
+  if (warp == warps && elect_one()) {  // prefetches as in gemm_sm90.cuh
     prefetch_tensor_map(&map_weight);
     prefetch_tensor_map(&map_x);
     for (int box = 0; box < g.prefetched_steps * 2; ++box) {

@@ -1,5 +1,5 @@
-// Stores accumulators. A lane adds main_grad and bias to its pairs of columns. The quad then exchanges 16-bit results,
-// so that each lane stores 16 bytes of a row.
+// Stores accumulators. A lane adds main_grad and bias to its pairs of columns. The four lanes of a quad then exchange
+// 16-bit results, so each lane can store 16 bytes of one row.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ __device__ __forceinline__ void add_bias(const GemmParams& p, const LanePosition
   }
 }
 
-// Lane t of a quad has word t of four rows of four words; afterwards it has row t.
+// Before the call, lane t of a quad has word t of four rows of four words each. Afterwards, lane t has row t.
 __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&w)[4], int lane) {
   const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll

@@ -1,6 +1,6 @@
-// Stores accumulators. A warp turns its fragments into rows in a staging area of shared memory, and TMA
-// stores them. If the rows are read again, the warp stores them itself, 16 bytes per lane. If rows do not begin at
-// multiples of 16 bytes, the warp stores them element by element, neighbouring lanes side by side.
+// Stores accumulators. A warp rearranges its fragments as rows in a staging area of shared memory, and TMA stores the
+// rows. If rows of d are read again, the warp stores them itself, 16 bytes per lane. If rows do not begin at multiples
+// of 16 bytes, the warp stores them element by element, and neighbouring lanes store neighbouring elements.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,7 +16,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kStagingPitch = 144;                 // 128 bytes of a row, and 16 against bank conflicts between rows
+constexpr int kStagingPitch = 144;                 // 128 bytes of a row, and 16 bytes to avoid bank conflicts
 constexpr int kStagingBytes = 16 * kStagingPitch;  // bytes per warp
 constexpr int kStoreBoxRows = 64, kStoreBoxBytes = kStoreBoxRows * 128;  // box of a warpgroup
 
@@ -45,7 +45,7 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
   return v;
 }
 
-// The values that are added to a chunk's sums: the addend for the first chunk, and d itself for later chunks.
+// The values that are added to a chunk's sums: the addend for the first chunk, and d for later chunks.
 struct Addend {
   const float* data;  // null: nothing
   std::int64_t stride;
@@ -79,8 +79,8 @@ __device__ __forceinline__ void load_shared(float* v, std::uint32_t shared) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(*v) : "r"(shared));
 }
 
-// Stores rows [row, row + 16) of the warp, columns [column, column + kWidth), from the warp's staging memory. kWidth:
-// 128 bytes, or fewer at the tile's end, since later columns belong to another tile.
+// Stores the warp's rows [row, row + 16), columns [column, column + kWidth), from the warp's staging memory. The kWidth
+// columns have 128 bytes, or fewer at the tile's end, because later columns belong to another tile.
 template <class Element, int kWidth>
 __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t staging, int row, int column, int lane) {
   constexpr int kBytes = static_cast<int>(sizeof(Element));
@@ -106,7 +106,8 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   }
 }
 
-// Loads a warp's 16 rows of the tile from the addend, in wgmma's layout. kAdds: adds the rows to the sums.
+// Loads the addend for a warp's 16 rows of the tile, in wgmma's layout. kAdds: the addend is added to the sums;
+// otherwise it replaces them.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
                                             int column, int lane) {
@@ -116,7 +117,7 @@ __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& a
     constexpr int kColumns = kBN / 8, kBatch = kAdds && kColumns % 2 == 0 ? kColumns / 2 : kColumns;
 #pragma unroll
     for (int first = 0; first < kColumns; first += kBatch) {
-      float2 x[2 * kBatch];  // loaded together, since single loads would each wait for memory (README.md)
+      float2 x[2 * kBatch];  // loaded together: each single load would wait for memory (README.md)
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
@@ -163,8 +164,9 @@ __device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2
   }
 }
 
-// Stores a warpgroup's 64 rows of the tile by TMA, 128 bytes of each row at a time. They pass through
-// kBuffers boxes of its staging memory. Stored: Bf16 or Fp16 if d is known to have that type and no bias, else void.
+// Stores a warpgroup's 64 rows of the tile by TMA, 128 bytes of each row at a time. The rows pass through kBuffers
+// boxes in the warpgroup's staging memory. Stored: Bf16 or Fp16 if the caller knows that d has this type and no bias;
+// otherwise void.
 template <int kBN, int kBuffers, class Stored = void>
 __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
                                             std::uint32_t staging, int warpgroup, int row, int column) {
@@ -173,7 +175,7 @@ __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorM
   constexpr bool kIsKnown = !std::is_void_v<Stored>;
   if constexpr (!kIsKnown) add_bias<kBN>(g, d, column, lane);
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
-  // The swizzled position of 16-byte chunk `chunk` of a row's 128 bytes.
+  // The swizzled address of the 16-byte chunk `chunk` of a row's 128 bytes.
   const auto place = [](std::uint32_t box, int r, int chunk) { return box + r * 128 + ((chunk ^ (r & 7)) << 4); };
   const auto begin = [&](int i) {
     if (stores) i == 0 ? wait_for_stored_boxes<0>() : wait_for_stored_boxes<kBuffers - 1>();

@@ -1,4 +1,4 @@
-// CUDA backend of linear: checks of memory safety, the three products as GemmParams, and the choice of the kernel.
+// CUDA backend of linear: checks memory safety, describes the three products as GemmParams, and chooses the kernel.
 #include "rlk/ops/linear.h"
 
 #include "../common/launch.h"
@@ -34,9 +34,9 @@ void require_16_bit(DType t) {
   RLK_CHECK(t == DType::kBFloat16 || t == DType::kFloat16, "linear: CUDA kernels take bfloat16 and float16");
 }
 
-// Runs cuBLASLt if allowed and recorded. Otherwise the function runs the sm_90 kernels if TMA can read the operands or
-// their copies in the workspace. If TMA cannot, linear runs the kernel for any layout. All of these kernels give the
-// same bits.
+// Runs cuBLASLt if it is allowed and the product is recorded. Otherwise the function runs the sm_90 kernels, if they
+// can read the operands or copies of them in the workspace. If they cannot, it runs the kernel for any layout. All of
+// these kernels give the same bits.
 void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);

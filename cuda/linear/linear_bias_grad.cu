@@ -1,6 +1,6 @@
-// dbias, compiled once per architecture. A block takes a few columns of all rows, 8192 rows at a time. A thread adds 64
-// consecutive rows of eight columns. The threads of a warp, then the warps, form the tree over these groups. Bound by
-// HBM: dy is read once.
+// dbias, compiled once per architecture. A block takes a few columns of all rows, 8192 rows at a time. A thread adds a
+// group of 64 consecutive rows of eight columns. The tree over these groups is added first by the threads of each warp,
+// then across warps. Bound by HBM: dy is read once.
 #include "../common/alignment.h"
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int kGroups = static_cast<int>(kTokenBlock) / kBiasGroupRows;  // groups per 8192 rows
 constexpr int kBatchRows = 8;                                            // loads of a thread in flight
 
-// Walks rows one by one, from `row` on.
+// Steps through the rows one by one, starting at `row`.
 class RowWalk {
  public:
   __device__ __forceinline__ RowWalk(const RowLayout& rows, std::int64_t row) : rows_(rows) {
@@ -40,8 +40,8 @@ class RowWalk {
   std::int64_t outer_offset_, offset_, left_;
 };
 
-// The chain of a group's `num` rows over eight columns, of which `count` exist. Missing elements add +0, which changes
-// no sum that began with +0.
+// Adds the `num` rows of a group one after another, in eight columns, of which `count` exist. Missing elements add +0,
+// which changes no bit, because the sums start from +0.
 template <class T, bool kVector>
 __device__ __forceinline__ void add_group(const typename T::Storage* columns, RowWalk walk, int num, int count,
                                           float (&sum)[kVec8]) {
@@ -78,12 +78,12 @@ __device__ __forceinline__ void add_group(const typename T::Storage* columns, Ro
   }
 }
 
-// kLanes: lanes side by side for every group, with eight columns each.
+// kLanes: neighbouring lanes that share a group's rows, with eight columns each.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {
   constexpr int kColumns = kLanes * kVec8, kWarps = kGroups * kLanes / 32;
-  // Two buffers alternate between blocks of 8192 rows, since the previous buffer is still being read.
+  // Blocks of 8192 rows alternate between two buffers, because other threads may still read the previous buffer.
   __shared__ float of_warp[2][kWarps][kColumns];
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int group = thread / kLanes;
@@ -148,8 +148,8 @@ namespace RLK_CUDA_ARCH {
 void linear_bias_grad(const LinearBiasGradParams& p, cudaStream_t stream) {
   if (p.out_features == 0) return;
   const bool vector = rows_begin_at_16_bytes(p.dy, p.dy_rows, p.num_rows, size_of(p.dtype));
-  // A block's rows have 64 bytes if every multiprocessor then has columns of its own, else 32, the least that memory
-  // reads.
+  // A block takes 64 bytes of each row if all multiprocessors then have columns. Otherwise it takes 32 bytes, the
+  // smallest unit of memory reads.
   const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kVec8;
   if (p.dtype == DType::kBFloat16) {
     wide ? run<Bf16, 4>(p, vector, stream) : run<Bf16, 2>(p, vector, stream);

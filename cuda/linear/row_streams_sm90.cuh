@@ -1,6 +1,6 @@
-// Rows of 16-bit elements that begin at any element, so that TMA cannot read them. By cp.async, threads copy the whole
-// memory lines that hold a row to a ring in shared memory. A reader finds each row at its own offset, and shifts the
-// words of a matrix fragment in registers.
+// Loads rows of 16-bit elements that TMA cannot read, because the rows may begin at any element. By cp.async, threads
+// copy the whole memory lines that contain a row to a ring in shared memory. A reader finds each row at its own offset,
+// and shifts the words of a matrix fragment in registers.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ struct StreamRing {
   static __device__ __forceinline__ int slot(unsigned piece) { return static_cast<int>(piece % kPieces); }
   static __device__ __forceinline__ int phase(unsigned piece) { return static_cast<int>(piece >> kLogPieces & 1); }
 
-  // Begins the share of thread `thread` of kThreads in copying piece `piece` of rows [first, first + rows). The rows'
-  // rings lie at `to` and after. Bytes beyond a row's end become zeros. Missing rows are left out, since no stored
-  // result depends on them.
+  // kThreads threads together copy piece `piece` of rows [first, first + rows). This function begins the copies of
+  // thread `thread`. The rows' rings begin at `to`. Bytes after a row's end become zeros. Rows that do not exist are
+  // skipped, because no stored result depends on them.
   template <int kThreads>
   static __device__ __forceinline__ void begin_copies(const RowStreams& from, int first, int rows, int piece,
                                                       std::uint32_t to, int thread) {
@@ -71,14 +71,14 @@ struct StreamRing {
     }
   }
 
-  // The word at byte `at` of a row's ring; `at` wraps around at the ring's end.
+  // The word at byte `at` of a row's ring; `at` may exceed the ring's size and then wraps around.
   static __device__ __forceinline__ std::uint32_t word(std::uint32_t ring, int at) {
     std::uint32_t v;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(ring + (at & (kBytes - 1))) : "memory");
     return v;
   }
-  // Four elements from byte `at` on; `at` is a multiple of 8 if kUnit is 8, else of 4. The first element begins `bits`
-  // bits after that byte.
+  // Four elements from byte `at` on. `at` is a multiple of 8 if kUnit is 8, otherwise a multiple of 4. The first
+  // element begins `bits` bits after byte `at`.
   template <int kUnit>
   static __device__ __forceinline__ void four(std::uint32_t& low, std::uint32_t& high, std::uint32_t ring, int at,
                                               int bits) {
@@ -93,7 +93,7 @@ struct StreamRing {
       high = __funnelshift_r(second, third, bits);
     }
   }
-  // Two elements from byte `at` on.
+  // Two elements, the first of them `bits` bits after byte `at`.
   template <bool kWraps, int kUnit>
   static __device__ __forceinline__ std::uint32_t two(std::uint32_t ring, int at, int bits) {
     const auto load = [&](int from) {
@@ -107,7 +107,7 @@ struct StreamRing {
   }
 };
 
-// Arrives at a barrier once the copies that this thread has begun are done.
+// Makes this thread arrive at a barrier as soon as all copies that the thread has begun are done.
 __device__ __forceinline__ void mbarrier_arrive_after_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

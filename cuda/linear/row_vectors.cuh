@@ -1,5 +1,5 @@
-// Vectors of 16 bytes from rows of 16-bit elements that begin at any element. Inside a row, two aligned loads and a
-// shift make a vector.
+// Loads vectors of 16 bytes from rows of 16-bit elements that may begin at any element. Inside a row, two aligned loads
+// and a shift give a vector.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, un
           __funnelshift_r(x[3], x[4], bits)};
 }
 
-// Whether the two aligned loads of a row's vector v stay inside the row, which begins `shift` bytes after an aligned
-// address. If `shift` is 0 there is one load.
+// Whether the two aligned loads for a row's vector v stay inside the row. The row begins `shift` bytes after an aligned
+// address. If `shift` is 0, a vector takes only one load.
 __device__ __forceinline__ bool is_inner_vector(int v, unsigned shift, int columns) {
   const int before = static_cast<int>(shift) / 2;
   return shift == 0 ? (v + 1) * kPerVector <= columns : v > 0 && (v + 2) * kPerVector - before <= columns;
 }
-// The vector v of a row that begins at `from`, element by element, with zeros after the row's end.
+// Loads vector v of a row that begins at `from`, element by element. Elements after the row's end are zeros.
 __device__ __forceinline__ uint4 vector_of_elements(const std::uint16_t* from, int v, int columns) {
   std::uint32_t words[4];
 #pragma unroll

@@ -9,13 +9,13 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 4;  // elements per thread: 16 bytes of a part
 
-// The column that element i belongs to. A 64-bit remainder would cost more than the element's bytes.
+// The column of element i. Small numbers avoid a 64-bit remainder, which would take longer than loading the element.
 __device__ __forceinline__ std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if (((i | columns) >> 32) == 0) return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);
   return i % columns;
 }
 
-// x[j][part]: the parts of element j. The function leaves their scaled sums in x[j][0].
+// x[j][part]: the parts of element j. The function stores the scaled sum of each element's parts in x[j][0].
 template <int kCount>
 __device__ __forceinline__ void add_parts(float (&x)[kElements][kCount], float scale) {
 #pragma unroll
@@ -31,7 +31,7 @@ __device__ __forceinline__ void add_parts(float (&x)[kElements][kCount], float s
   for (int j = 0; j < kElements; ++j) x[j][0] = __fmul_rn(x[j][0], scale);
 }
 
-// `vector`: parts, sum and rows of columns begin at multiples of four elements.
+// `vector`: the parts, the sum and the rows of columns all begin at multiples of four elements.
 template <int kCount>
 __global__ void __launch_bounds__(kThreads) tree_sum_kernel(const __grid_constant__ TreeSumParams p, bool vector) {
   const std::int64_t block = std::int64_t{blockIdx.x} * kThreads * kElements;
@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kThreads) tree_sum_kernel(const __grid_constan
     }
     return;
   }
-  // Without vector loads, neighbouring threads take neighbouring elements. At the end of an array with vector loads, a
-  // thread continues with its own elements.
+  // Without vector loads, neighbouring threads take neighbouring elements. With vector loads, at the end of an array, a
+  // thread takes its own elements one by one.
   const std::int64_t begin = vector ? first : block + thread, step = vector ? 1 : kThreads;
 #pragma unroll
   for (int j = 0; j < kElements; ++j) {

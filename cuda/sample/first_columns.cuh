@@ -183,10 +183,11 @@ struct LeafKeys {
 };
 // The type of edits for rows without edits, and for rows whose edits the scan has already applied. edited_rows.cuh has
 // the type for edits that are applied when a row's list is made. The members are:
-//   key(slot, key) a key that some column of the thread's leaf reaches; `key`: the leaf's largest before the edits
-//   reach(slot, key) a key that no column of this leaf exceeds; `key`: the result of key(), not 0 bins(s) shared memory
-//   for a word of each thread has(id) whether a column is edited each(fn) calls fn(rank) for the thread's edited
-//   columns that are allowed
+//   key(slot, key)   a key that some column of the thread's leaf reaches; `key`: the leaf's largest before the edits
+//   reach(slot, key) a key that no column of this leaf exceeds; `key`: the result of key(), if it is not 0
+//   bins(s)          shared memory for a word of each thread
+//   has(id)          whether a column is edited
+//   each(fn)         calls fn(rank) for the thread's edited columns that are allowed
 struct NoEdits {
   static constexpr bool kAny = false;
   __device__ __forceinline__ std::uint32_t key(int, std::uint32_t key) const { return key; }
