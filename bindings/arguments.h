@@ -1,6 +1,6 @@
-// The only checks of arguments. Each class or function reads an array or a number from Python, or raises an error that
-// names the argument, what was expected and what came. Operands over rows stand first, then tokens of sequences
-// (docs/tokens.md) and vectors beside them.
+// All checks of arguments. Each class or function reads an array or a number from Python, or raises an error that names
+// the argument, the expected value and the given value. Operands over rows come first, then tokens of sequences
+// (docs/tokens.md) and vectors.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace rlk::bindings {
 
 using Sizes = std::vector<std::int64_t>;
 
-// The leading dimensions and one more.
+// The shape [leading..., columns].
 Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns);
 
 // An operand [..., columns] with contiguous columns, whose leading dimensions are rows.
@@ -27,7 +27,8 @@ struct RowsArgument {
 
   const TensorView* operator->() const { return array.operator->(); }
   std::span<const std::int64_t> leading() const { return array.shape().first(array->ndim - 1); }
-  // Sets the rows in a kernel's params; the first operand also sets their number and size.
+  // put() sets the address and the layout of the rows in a kernel's params. lead(), for a call's first operand, also
+  // sets the number of rows, their columns and the dtype.
   template <class T>
   void put(const T** data, RowLayout* layout) const {
     *data = array.data<T>();
@@ -49,7 +50,7 @@ struct RowsArgument {
 // A weight [out_features, in_features], whose rows have any stride.
 struct WeightArgument {
   // Raises an error if the dtype or device differs from that of `like`, or if the weight's dimension `dimension`
-  // differs from its number of columns.
+  // differs from the number of columns of `like`.
   WeightArgument(Frame* frame, nb::handle object, const char* name, const RowsArgument& like, int dimension);
 
   template <class Params>
@@ -65,7 +66,7 @@ struct WeightArgument {
 };
 
 // Reads a bias [out_features] in float32, in the operands' dtype or in `also`; null for None. `dtypes` and `like` are
-// words for errors.
+// texts for errors.
 const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, DType dtype,
                        const char* like, DType also = DType::kFloat32);
 template <class Params>
@@ -75,23 +76,23 @@ void put_bias(const Array* bias, Params* p) {
   p->bias_dtype = bias->view().dtype;
 }
 
-// Layout of the rows that the leading dimensions span; errors call them `what`.
+// Layout of the rows that the first `dims` dimensions span. `what` names these dimensions in errors.
 RowLayout read_layout(const Array& a, int dims, const char* what);
 // Whether this number of parts makes a tree.
 inline bool is_tree(std::int64_t parts) { return parts == 1 || parts == 2 || parts == 4 || parts == 8; }
 
-// A GPU's matrix units have no float32, and a build may lack the device's backend.
+// Refuses float32 on a GPU, whose matrix units do not have it, and a device whose backend this build lacks.
 void check_operand(const RowsArgument& a);
 // `code` is a number from _arithmetic.py. GPUs ignore `code` and compute with their own units.
 Arithmetic read_arithmetic(int code, const RowsArgument& operand);
 // `code` is the number of a DType, or negative for `otherwise`.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
-// Reads a call's exp. Python has made `exp` a number, except in an eager call on a CUDA device, where it is the user's
-// own value. Any other value is refused, so that the general path in Python decides.
+// Reads a call's exp. Python passes `exp` as a number, except in an eager call on a CUDA device, which passes the
+// user's own value. A value that this function does not know is refused, so that the general path in Python handles it.
 Exp read_exp(nb::handle exp, Device device);
-// Refuses a shard that is not whole parts of rule 5. The message suggests a padded width and prints `names` before
-// it: nothing, or the argument that takes this width, followed by "=".
+// Refuses a shard that is not whole parts of rule 5. The message suggests a padded width. Before the width it prints
+// `names`, which is empty or the name of the argument that takes this width, followed by "=".
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 // Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
@@ -107,7 +108,7 @@ void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requir
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
 
-// Requires a shape, which `why` explains in errors. A dense array is also contiguous.
+// check_shape() requires a shape, which `why` explains in errors. check_dense() also requires contiguous memory.
 template <class... Words>
 void check_shape(const Array& a, Shape shape, const Words&... why) {
   require_shape(std::ranges::equal(a.shape(), shape), a, "shape ", shape, why...);
@@ -122,9 +123,9 @@ void check_dense(const Array& a, Shape shape, const Words&... why) {
 
 // Refuses None where an array is required.
 void require_given(nb::handle object, const char* name);
-// Raises an error if the rules for zero do not cover the mask's dtype.
+// Raises an error if a mask cannot have this dtype: complex, wider than 8 bytes, or a float of 8 bits.
 void require_flags(const Array& mask);
-// Flags of a checked mask.
+// The TokenMask of a checked mask.
 TokenMask flags_of(const Array& mask);
 
 // Reads a mask that must have the shape of the array named `whose`. None: every token counts.
@@ -151,7 +152,7 @@ inline void fill(PolicyTokens* tokens, const PolicyTokens& a) { *tokens = a; }
 inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
 
 // Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or
-// [num_tokens] for one sequence. Tokens are contiguous. The first array decides which form it is.
+// [num_tokens] for one sequence. Tokens are contiguous. The first array of a call decides the form.
 class TokenArguments {
  public:
   TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens,
@@ -165,12 +166,12 @@ class TokenArguments {
   PolicyTokens first() const { return {static_cast<const float*>(first_->data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }
 
-  // A float32 array of the same shape; with `per_sequence` also one value per sequence. None gives an array without
-  // data.
+  // Reads a float32 array of the same shape. With `per_sequence` the array may also have one value per sequence. None
+  // gives an array without data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts
-  // Params with the sequences, the mask, and the first array in the field `to`.
+  // Returns params with the sequences, the mask, and the first array in the field `to`.
   template <class Params, class Field>
   Params params(nb::handle mask_object, Field Params::*to) {
     Params p;
@@ -179,7 +180,7 @@ class TokenArguments {
     fill(&(p.*to), first());
     return p;
   }
-  // Sets the first array and its sequences in params that have no Sequences.
+  // Sets the first array and its sequences in params that have no field of type Sequences.
   template <class Params>
   void put(const void** data, std::int64_t* between_rows, Params* p) const {
     *data = first_->data;

@@ -92,7 +92,7 @@ struct Call : AttentionInput {
     return narrow.data();
   }
 
-  // Tokens of heads in a batch, in pages, or packed beside a list of offsets.
+  // Requires the shape of tokens with heads: in a batch, in pages, or packed with a list of offsets.
   void require_tokens(const Array& a, bool packed, bool paged, const char* offsets) const {
     if (a->ndim == (packed ? 3 : 4)) return require_columns(a);
     require_shape(false, a, "shape ",
@@ -332,7 +332,7 @@ RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given),
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 
-// The parts or partials of a call: [parts, batch, tokens, heads, head_dim], packed without batch.
+// Reads the shape of the parts or partials: [parts, batch, tokens, heads, head_dim], packed without batch.
 void read_shape(const Array& a, AttentionMergeParams* p) {
   require_shape(a->ndim == 4 || a->ndim == 5, a,
                 "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
@@ -409,7 +409,8 @@ const Array& read_tokens(Frame* frame, nb::handle object, const char* name) {
   return a;
 }
 
-// Reads k_cache or v_cache for such tokens: [num_pages, page_size, num_heads, columns], or one row per slot.
+// Reads k_cache or v_cache, to which `tokens` are written: [num_pages, page_size, num_heads, columns], or one row per
+// slot.
 const Array& read_cache(Frame* frame, nb::handle object, const char* name, const Array& tokens,
                         const Array* other = nullptr) {
   const Array& a = frame->read(object, name, kFloats.names);
@@ -448,7 +449,7 @@ bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_b
   return false;
 }
 
-// For caches with different strides the test compares only their beginnings.
+// If the caches have different strides, the test only compares where they begin.
 bool share_memory(const TensorView& k, const TensorView& v, int element_bytes) {
   if (k.num_elements() == 0 || v.num_elements() == 0) return false;
   std::vector<Step> steps;
@@ -491,7 +492,7 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache
   const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices);
   require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
           "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
-  frame->require_writable(k_cache, &v_cache);  // again, beside the slots
+  frame->require_writable(k_cache, &v_cache);  // checked again, now also against `slots`
   frame->require_writable(v_cache, &k_cache);
   CacheAppendParams p;
   p.k = side_of(k, k_cache);

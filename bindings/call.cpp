@@ -83,8 +83,8 @@ RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
 namespace {
 
 // What set_torch keeps, in its order: functions that tell whether something is active, functions of a tensor,
-// autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. A dict's look-up takes a third of the
-// time of an attribute's.
+// autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. Looking up a name in a dict takes a
+// third of the time of an attribute access.
 // clang-format off
 enum Of {
   kFunctorch, kModes, kJitTracing, kFunctionModes, kProfiler, kAutocast, kGradient, kIsWrapped, kIsBatched, kAutocastHint,
@@ -108,7 +108,7 @@ bool is(Of predicate, nb::handle tensor) {
 }
 bool has(Of name, nb::handle tensor) { return truth(PyObject_GetAttr(tensor.ptr(), torch_[name])); }
 
-// A torch without one of the names takes the general path.
+// If torch lacks one of the names, the call takes the general path.
 bool is_untraced() {
   if (!torch_[kTensor]) return false;  // torch is not loaded
   if (is_active(kFunctorch) || is_active(kModes) || is_active(kJitTracing)) return false;
@@ -134,8 +134,8 @@ bool is_parameter(nb::handle object) {
   return dispatch.ptr() == torch_[kDispatch];
 }
 
-// Whether an operator's argument is a number, None, a dtype, or a tensor whose memory holds its numbers and which wants
-// no gradient; or a list of these.
+// Whether an operator's argument is a number, None, a dtype, or a tensor that has its numbers in memory and wants no
+// gradient. A list of such values is direct, too.
 bool is_direct(nb::handle argument, bool grad_enabled) {
   PyObject* const x = argument.ptr();
   if (argument.is_none() || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x)) return true;

@@ -1,4 +1,4 @@
-// The frame of a binding: it defines functions, allocates outputs and workspace, and calls kernels.
+// The common parts of bindings. They define functions, allocate outputs and workspace, and call kernels.
 #pragma once
 
 #include <unistd.h>
@@ -17,21 +17,21 @@
 
 namespace rlk::bindings {
 
-// Lock for a CPU while main_grad is read, added to and written, since backwards of several threads may share it. For a
-// GPU the lock is empty, since the stream orders the backwards.
+// Locks main_grad on the CPU while a call reads, adds to and writes it, since backwards in several threads may share
+// main_grad. On a GPU the lock is empty, since the stream orders the backwards.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
-// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps them for the next call. The
-// pointer *data is valid as long as the result lives; a call for 0 bytes leaves *data unchanged. The bytes are counted
-// per device.
+// Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps the memory for the next call. The
+// pointer *data is valid as long as the result lives; a call for 0 bytes leaves *data unchanged. workspace_stats counts
+// the bytes per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
-// Workspace whose size a caller bounds.
+// The least number of bytes that a caller's limit must allow.
 inline std::int64_t least_bytes(const WorkspaceRange& range) {
   return range.least == 0 ? 0 : range.least + kWorkspaceAlign;
 }
 
-// A caller's limit, or None.
+// Reads a caller's limit. None gives nullopt.
 inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
   if (bytes.is_none()) return std::nullopt;
   return read_integer(bytes, "workspace_bytes", "a number of bytes");
@@ -44,15 +44,16 @@ inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of
 // Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
 //
 // A daemon thread that returns while the interpreter ends gets no GIL. Before Python 3.14, PyEval_RestoreThread then
-// ends the thread by unwinding its stack. A noexcept frame, such as nanobind's calls, forbids this and ends the whole
-// process with SIGABRT. Here the thread sleeps instead, as in Python 3.14, until the process ends.
+// ends the thread by unwinding its stack. A noexcept function on the stack, such as nanobind's calls, does not allow
+// this, so the whole process ends with SIGABRT. Here the thread sleeps instead, as in Python 3.14, until the process
+// ends.
 class ReleasedGil {
  public:
   ReleasedGil() : state_(PyEval_SaveThread()) {}
   ~ReleasedGil() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // unwinding by pthread_exit, which a return must not interrupt
+    } catch (...) {  // pthread_exit unwinds the stack, and a return would interrupt it
       for (;;) pause();
     }
   }
@@ -101,7 +102,8 @@ class Results {
     arrays_[count_++] = nb::borrow(array);
     return *this;
   }
-  // Adds a matrix with contiguous columns: `given`, or a new one if that is null. `what` names its dimensions in errors.
+  // Adds a matrix with contiguous columns: `given`, or a new matrix if `given` is null. `what` names its dimensions in
+  // errors.
   Results& add_matrix(const Array* given, std::int64_t rows, std::int64_t columns, void** data, std::int64_t* stride,
                       DType dtype, const char* what = "out_features, in_features", bool wanted = true);
 
@@ -163,15 +165,15 @@ void set_torch(nb::tuple given, nb::object without_override);
 // The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
 // or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
 std::int64_t wanted_gradients(nb::tuple tensors);
-// Whether a call of a registered operator with these arguments may go straight to its kernel. Parameters of a subclass
-// may too, if it changes nothing below __torch_function__.
+// Whether a call of a registered operator with these arguments may go straight to its kernel. An argument may also be a
+// parameter of a subclass, if the subclass changes nothing below __torch_function__.
 bool may_skip_dispatcher(nb::tuple arguments);
 // Whether a backward may pass this gradient straight to a kernel. A gradient may be of another kind than the forward's
-// tensors, so each is tested.
+// tensors, so each gradient is tested.
 bool is_direct_gradient(nb::handle gradient);
 
-// Whether these may go straight to a kernel: CUDA tensors of plain types, or None, that are not traced, transformed or
-// cast, and of which no gradient is wanted. The device is that of the first one.
+// Whether these arguments may go straight to a kernel. Each must be None, or a CUDA tensor of a plain type on the
+// device of the first tensor. No argument may be traced, transformed, cast by autocast, or want a gradient.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.
@@ -189,8 +191,8 @@ struct Registered {
   nb::object name(__VA_ARGS__);                                               \
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
-// RLK_FUNCTION defines a function that allocates. The function has a `frame`, then objects, then parameters with their
-// types.
+// RLK_FUNCTION defines a function that allocates. The function's parameters are `frame`, then `objects`, then
+// parameters that are given with their types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
 // RLK_EAGER_FUNCTION defines a function that allocates, and its eager call, <name>_eager. Tensors are the first
@@ -202,14 +204,14 @@ struct Registered {
 #define RLK_OBJECT(x, y, object) , nb::handle object
 #define RLK_UNPACKED(...) __VA_ARGS__
 
-// RLK_FILL(params, read, a, b, ...) sets fields of params from arguments of the same names, which `read` takes.
+// RLK_FILL(params, read, a, b, ...) sets the fields a, b, ... of params to read(a, "a"), read(b, "b"), ...
 #define RLK_FILL(params, read, ...) RLK_EACH(RLK_FILL_FIELD, params, read, __VA_ARGS__)
 #define RLK_FILL_FIELD(params, read, name) fill(&(params).name, read(name, #name));
 template <class Field, class Value>
 void fill(Field* field, const Value& value) {
   *field = static_cast<Field>(value);
 }
-// A reader for values that Python has checked.
+// A `read` for values that Python has checked.
 template <class Value>
 Value as_given(Value value, const char*) {
   return value;
@@ -225,8 +227,8 @@ Value as_given(Value value, const char*) {
 #define RLK_SCAN_3(...) RLK_SCAN(RLK_SCAN(RLK_SCAN(__VA_ARGS__)))
 #define RLK_SCAN(...) __VA_ARGS__
 
-// Defines a function with positional arguments, each of which may be None. A keyword would cost more than the work of a
-// small call. Numbers are rounded to float32 to nearest even in any rounding mode of the caller.
+// Defines a function with positional arguments, each of which may be None. Keyword arguments would take longer than a
+// small call itself. The call rounds numbers to float32 to nearest even, whatever rounding mode its caller has set.
 template <class... Arguments, class Function>
 void define_call(nb::module_& m, const char* name, Function function) {
   const auto call = [function](Arguments... arguments) -> nb::object {
@@ -239,7 +241,7 @@ template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
   define_call<Arguments...>(m, name, function);
 }
-// Defines a function that allocates. Python passes its frame last.
+// Defines a function that allocates. Python passes the function's Frame last, as `allocate` and `stream`.
 template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arguments...)) {
   define_call<Arguments..., nb::handle, std::uintptr_t>(
@@ -249,10 +251,9 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arg
       });
 }
 
-// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. A call
-// for which may_bypass_dispatcher does not allow the first kTensors arguments, and any call that refuses an argument,
-// returns NotImplemented before it starts a kernel. The general path then resolves torch's negative bit, or raises the
-// error.
+// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. It
+// returns NotImplemented before it starts a kernel if may_bypass_dispatcher does not allow the first kTensors
+// arguments, or if an argument is refused. The general path then resolves torch's negative bit, or raises the error.
 template <auto kFunction, int kTensors, class... Arguments>
 void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(

@@ -1,5 +1,5 @@
 // Bindings of logprob and linear_logprob, which share all arguments but the logits. Checks turn Python's arrays and
-// numbers into a LogprobInput, or raise an error that names the argument, what was expected and what came.
+// numbers into a LogprobInput, or raise an error that names the argument, the expected value and the given value.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ float read_temperature_value(nb::handle temperature) {
   return single;
 }
 
-// Arguments that the Python operator passes; None if the user gave nothing.
+// Arguments that the Python operator passes; an argument is None if the user did not give it.
 struct LogprobArguments {
   nb::handle logits, target;
   // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
@@ -143,7 +143,8 @@ struct LogprobCall : LogprobInput {
   }
 };
 
-// Reads the inputs that a backward has in addition to a forward's: `rows` is (lse, entropy, dlogprob, dlse, dentropy).
+// Reads the inputs that a backward has in addition to those of a forward: `rows` is (lse, entropy, dlogprob, dlse,
+// dentropy).
 template <class Params>
 void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& rows, Params* p) {
   const auto [lse, entropy, dlogprob, dlse, dentropy] = entries<5>(rows);
@@ -161,8 +162,8 @@ void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& 
   frame->names_first = false;
 }
 
-// The outputs, each [...], in the order that is used everywhere, by the names in errors. Bit i of `returns` asks for
-// output i.
+// Names of the outputs in errors. Each output has shape [...]. All functions use this order, and bit i of `returns`
+// asks for output i.
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 
 // Adds outputs over `rows`, and points the params to the outputs. `out` has the caller's outputs of a call, which are
@@ -391,7 +392,8 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
   Frame frame;
   const HeadArguments a(&frame, head, numbers, how, shard);
   auto p = backward_params(a, needs, has_main_grad, shard);
-  // Uses an address in place of memory that is not allocated yet. The size of the workspace does not depend on it.
+  // Uses an address in place of memory that is not allocated yet. The size of the workspace does not depend on this
+  // address.
   const auto some = [&](int operand, bool there = true) {
     return needs >> operand & 1 && there ? reinterpret_cast<void*>(kWorkspaceAlign) : nullptr;
   };
@@ -406,9 +408,8 @@ RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple n
   return nb::none();
 }
 
-// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each that is not wanted. If main_grad is given,
-// dweight is main_grad itself.
-// `rows` are as in read_backward_rows.
+// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each gradient that is not wanted. If main_grad is
+// given, dweight is main_grad itself. `rows` has the values that read_backward_rows reads.
 RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
              nb::tuple rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);

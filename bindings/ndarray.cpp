@@ -10,7 +10,7 @@
 
 namespace rlk::bindings {
 
-// DLPack 1.3, the ABI alone: https://dmlc.github.io/dlpack/latest/c_api.html. nanobind has the structs of an array.
+// The ABI of DLPack 1.3: https://dmlc.github.io/dlpack/latest/c_api.html. nanobind defines the structs of an array.
 using DLDevice = nb::dlpack::device;
 using DLDataType = nb::dlpack::dtype;
 using DLTensor = nb::dlpack::dltensor;
@@ -91,7 +91,7 @@ PyObject* cure_of;  // never released, since errors may still be raised at exit
   cured_type_error(object, name, words("expected ", wanted, ", got ", kind_of(object)));
 }
 
-// Whether the farthest element of a view lies within 63 bits of bytes.
+// Whether the byte offset of a view's farthest element fits 63 bits.
 bool is_addressable(const DLTensor& t) {
   const std::int64_t bytes = (t.dtype.bits + 7) / 8;
   std::int64_t reach = 1, step = 0, all = bytes;
@@ -243,12 +243,12 @@ std::string shape_text(std::span<const std::int64_t> shape) {
 
 namespace {
 
-// torch's types whose methods have no override of __torch_function__, and its function that calls a method without one.
-// An override would cost microseconds a call.
+// torch's types whose methods have no override of __torch_function__, and torch's function that calls a method without
+// its override. An override would cost microseconds per call.
 PyObject *plain_types[2], *without_override;
 
 // The interface of an array type. `api` is null if the type has no exchange API; is_neg is the type's method, or null,
-// and `overrides` says whether a call of it needs `without_override`.
+// and `overrides` says whether a call of is_neg needs `without_override`.
 struct Exchange {
   PyTypeObject* type;
   const ExchangeApi* api;
@@ -406,7 +406,7 @@ bool is_array(nb::handle given) {
   return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
 }
 
-// The same words are in _variants.py, for the doctor.
+// how_to_build() in _variants.py has the same text.
 constexpr const char* kHowToBuild =
     "; uninstall it, and in a clone of the repository run: pip install . --config-settings=cmake.define.RLK_VARIANT=";
 
@@ -416,7 +416,7 @@ void require_backend(const char* op, const Array& a) {
   try {
     rlk::require_backend(op, device);
   } catch (const Unsupported& error) {
-    const std::string text = error.what();  // the part after ';' advises wheels that no index has
+    const std::string text = error.what();  // the part after ';' recommends wheels that no package index has
     const std::string variant = device.type == DeviceType::kRocm ? "rocm6" : "cu130";
     throw Unsupported(text.substr(0, text.find(';')) + kHowToBuild + variant + " (docs/build.md)");
   }

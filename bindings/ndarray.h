@@ -1,9 +1,8 @@
-// The only file that knows DLPack. The file turns an array into a TensorView, and makes outputs in the caller's
-// framework.
+// All code that uses DLPack. It turns an array into a TensorView, and makes outputs in the caller's framework.
 //
-// A type that offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule, on its own
-// current stream, and outputs come from its own allocator. Any other array comes as a capsule, which Python requested
-// with an explicit stream (_dispatch.py).
+// An array whose type offers the DLPack C exchange API (torch 2.11 and later) is read without an owning capsule. The
+// type's API gives the current stream and allocates the outputs. Any other array comes as a capsule, which Python
+// requested with an explicit stream (_dispatch.py).
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -27,18 +26,18 @@ struct ExchangeApi;  // DLPackExchangeAPI of one array type
 // Exchange API of the object's type, or null.
 const ExchangeApi* exchange_api(nb::handle array);
 
-// Exchange API of tensors without memory, as a trace has them (python/rl_kernel_native/_described.py). A call with them
-// makes all checks of its arguments, runs no kernel and returns None for each output.
+// Exchange API of tensors without memory, as tracing uses them (python/rl_kernel_native/_described.py). A call with
+// them makes all checks of its arguments, runs no kernel and returns None for each output.
 extern const ExchangeApi kDescribed;
 nb::object described_api();
 
-// Whether the numbers in a torch tensor's memory are to be negated, which torch marks by a bit. False for an array of any
-// other framework.
+// Whether a torch tensor has the negative bit. Its numbers are then the negatives of the numbers in memory. The result
+// is false for an array of any other framework.
 bool is_negated(nb::handle array);
-// Stores torch's Tensor and Parameter, which outlive every call, and torch's function (function, types, arguments) that
-// calls a function without overrides of __torch_function__.
+// Stores torch's Tensor and Parameter, which outlive every call. Also stores torch's function that calls a function
+// without overrides of __torch_function__; its arguments are (function, types, arguments).
 void set_plain_types(nb::handle tensor, nb::handle parameter, nb::object function);
-// Whether a torch tensor has memory, and its numbers are in it. False for an empty one.
+// Whether a torch tensor has memory that holds its numbers. False for an empty tensor.
 bool has_numbers(nb::handle tensor);
 
 // A shape. A Shape is valid only within the expression that creates it.
@@ -61,8 +60,9 @@ struct Dtypes {
   constexpr Dtypes(std::initializer_list<DType> dtypes, const char* text) : names(text) {
     for (const DType t : dtypes) set |= 1u << static_cast<int>(t);
   }
-  // Accepts every dtype that operators know; the caller compares it with another argument's. With `any`, it also
-  // accepts dtypes whose elements are 1, 2, 4, 8 or 16 bytes: their operators move bytes or only test for zero.
+  // Accepts every dtype that operators know; the caller compares the dtype with that of another argument. With `any`,
+  // every dtype with elements of 1, 2, 4, 8 or 16 bytes is accepted, for operators that only move bytes or test for
+  // zero.
   constexpr Dtypes(const char* text, bool any = false) : set(~0u), names(text), moves(any) {}
   bool has(DType t) const { return set >> static_cast<int>(t) & 1; }
 
@@ -78,8 +78,8 @@ constexpr Dtypes kInt64{{DType::kInt64}, "int64"};
 constexpr Dtypes kBool{{DType::kBool}, "bool"};
 constexpr Dtypes kAnyDtype{"of 1, 2, 4, 8 or 16 bytes an element", true};
 
-// An array argument, whose view is valid while the object lives. Raises a TypeError or BufferError that names `name`,
-// also for a dtype outside this list. With kAnyDtype, the view's dtype may have no meaning.
+// An array argument, whose view is valid while the object lives. The constructor raises a TypeError or BufferError that
+// names `name`, also for a dtype that is not in `dtypes`. With kAnyDtype, the view's dtype may have no meaning.
 class Array {
  public:
   Array(nb::handle object, const char* name, const Dtypes& dtypes);
@@ -91,7 +91,7 @@ class Array {
   const T* data() const {
     return static_cast<const T*>(view_.data);
   }
-  // Not null where the array is empty: null tells a kernel that there is no array.
+  // Never null, even if the array is empty: null would tell a kernel that there is no array.
   template <class T>
   const T* elements() const {
     static constexpr T kEmpty{};
@@ -110,14 +110,14 @@ class Array {
   const char* name_;
   ElementType type_;
   bool is_described_ = false;
-  std::int64_t inline_shape_[8];  // a copy: a borrowed view's arrays may be the exporter's scratch
+  std::int64_t inline_shape_[8];  // a copy, since a borrowed view may point to the exporter's scratch
   std::int64_t inline_strides_[8];
-  std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};  // what a capsule held
+  std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};  // the managed tensor that a capsule held
 };
 
 // The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
 // capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps the arrays
-// of the call alive. All are on the device of the first array, whose framework allocates.
+// of the call alive. All arrays are on the device of the first array, whose framework allocates the outputs.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;
@@ -132,8 +132,8 @@ struct Frame {
   const Array* optional(nb::handle object, const char* name, const Dtypes& dtypes) {
     return object.is_none() ? nullptr : &read(object, name, dtypes);
   }
-  // Requires an output that the call may write. No two of its elements may share memory, and it may share memory with
-  // no other array of the call but `in_place`.
+  // Requires that the call may write `out`. No two of its elements may share memory. `in_place` is the only other array
+  // of the call that may share memory with `out`.
   void require_writable(const Array& out, const Array* in_place = nullptr) const;
 };
 
@@ -174,7 +174,7 @@ std::array<nb::handle, kCount> entries(const nb::tuple& of) {
 
 // Marks an unconsumed capsule of uint16 as bfloat16, since NumPy has no bfloat16; returns the capsule.
 nb::object bfloat16_capsule(nb::object capsule);
-nb::object bool_capsule(nb::object capsule);  // also marks bytes as bool
+nb::object bool_capsule(nb::object capsule);  // marks an unconsumed capsule of bytes as bool
 
 const char* name_of(DType dtype);
 std::string name_of(ElementType type);
@@ -199,7 +199,7 @@ std::string words(const Words&... all) {
 // Stores _cures.of, a function (name, value, message without the name) -> text.
 void set_cures(nb::object of);
 
-// The functions below raise a ValueError or a TypeError. `name` is the name of an argument, or its array.
+// The functions below raise a ValueError or a TypeError. `name` is the name of an argument, or the argument's Array.
 [[noreturn]] void value_error(const std::string& message);
 [[noreturn]] void raise_type_error(const std::string& message);
 template <class Name, class... Words>
@@ -216,7 +216,7 @@ template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
   cured_type_error(a.object(), a.name(), words("expected dtype ", expected..., ", got ", a->dtype));
 }
-// Raises a ValueError unless the condition holds. The message is put together only then.
+// Raises a ValueError if the condition does not hold, and builds the message only then.
 template <class Name, class... Words>
 void require(bool right, const Name& name, const Words&... expected) {
   if (!right) [[unlikely]]

@@ -13,8 +13,8 @@ constexpr Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "cho
 constexpr Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",
                              "that of policy_rejected"};
 
-// Reads the arrays of one side. Optional arrays have the length of the side's policy. For pairs the policy has the
-// length of the `other` side's policy.
+// Reads the arrays of one side. Optional arrays have the length of the side's policy. For pairs, the policy must have
+// the length of the `other` side's policy.
 PreferenceSide read_side(Frame* frame, const Names& names, nb::handle policy, nb::handle reference, nb::handle count,
                          nb::handle aligned, const PreferenceSide* other) {
   const VectorArgument first(frame, policy, names[0], kFloat32, other ? other->num : -1,

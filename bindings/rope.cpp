@@ -48,7 +48,8 @@ class Tokens {
  public:
   explicit Tokens(const Sizes& sizes) : sizes_(sizes) {}
 
-  // Adds an array by its strides, one per dimension; `to` gets the two merged strides. Any size of the array may be 1.
+  // Adds an array by its strides, one per dimension; `to` gets the two merged strides. The stride is 0 for a dimension
+  // in which the array has size 1.
   void add(const Sizes& strides, TokenStrides* to) { arrays_.push_back({strides, to}); }
 
   // Returns false if the dimensions do not merge to two.
@@ -119,8 +120,8 @@ void read_sections(nb::handle sections, RopeParams* p) {
   p->num_sections = 3;
 }
 
-// Strides of the token dimensions and of the sections; 0 if one element serves all indices. Any other shape is an
-// error. `width` is the last dimension, or negative if there are only token dimensions.
+// Strides of the token dimensions and of the sections; 0 for a dimension of size 1, whose element is used for all
+// indices. Any other shape is an error. `width` is the last dimension, or negative if there are only token dimensions.
 Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std::int64_t width,
                   std::int64_t* section_stride) {
   const int first = num_sections > 1 ? 1 : 0, after = width < 0 ? 0 : 1;

@@ -60,7 +60,7 @@ RLK_EAGER_FUNCTION(embedding, 2, (ids, weight, vocab_start, vocab_size, padding_
   return Results("embedding", frame).add(&p.y, shape_with(tokens.shape(), p.columns), p.dtype).run(rlk::embedding, p);
 }
 
-// Returns dweight, or main_grad, which is accumulated in place.
+// Returns dweight, or main_grad, to which the gradient is added in place.
 RLK_FUNCTION(embedding_backward, (dy, ids, num_rows, vocab_start, vocab_size, padding_idx, main_grad),
              int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy");
@@ -88,7 +88,7 @@ float read_eps(nb::handle value) {
   return read_number_in(value, "eps", std::numeric_limits<float>::denorm_min(), kMostFloat, kPositive);
 }
 
-// Checks a vector [columns], contiguous.
+// Checks a contiguous vector [columns].
 void check_vector(const Array& a, const RowsArgument& like) {
   check_shape(a, {like.columns}, " (the last dimension of ", like.array, ")");
   require(a->shape[0] <= 1 || a->stride(0) == 1, a, "contiguous elements (stride 1), got stride ", a->stride(0));
@@ -139,7 +139,7 @@ RLK_EAGER_FUNCTION(rms_norm, 3, (x, weight, residual, eps, weight_offset), bool 
 }
 
 // Returns (dx or None, dweight or None). If rstd is None, it is computed from h and eps; otherwise eps is not read.
-// main_grad is accumulated in place and returned as dweight.
+// If main_grad is given, the gradient is added to it in place, and main_grad is returned as dweight.
 RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weight_offset), bool round_before_weight,
              nb::handle main_grad, bool return_dx, bool return_dweight, int dweight_dtype) {
   const RowsArgument g(frame, dy, "dy"), a(frame, h, "h");
@@ -286,7 +286,8 @@ RLK_FUNCTION(linear_input_grad, (dy, weight), bool allow_vendor, int arithmetic)
       .run(rlk::linear_input_grad, &p, linear_workspace_bytes<LinearInputGradParams>);
 }
 
-// Accumulates main_grad in place; without it, writes out or a new array. At most one of the two is given.
+// Adds the gradient to main_grad in place. Without main_grad, writes it to `out` or to a new array. At most one of
+// main_grad and `out` is given.
 RLK_FUNCTION(linear_weight_grad, (dy, x, main_grad, out), int out_dtype, bool allow_vendor, int arithmetic) {
   const RowsArgument g(frame, dy, "dy"), a(frame, x, "x");
   check_operand(g);
@@ -354,7 +355,7 @@ RLK_FUNCTION(tree_sum, (parts, bias), int out_dtype) {
   return Results("linear", frame).add(&p.sum, whole.shape(), p.out_dtype).run(rlk::tree_sum, p);
 }
 
-// The products that cuBLASLt serves on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,
+// The products that cuBLASLt computes on a CUDA device, each as (pass, dtype, out_dtype, in_features, out_features,
 // first_rows, last_rows).
 RLK_PLAIN_FUNCTION(linear_vendor_products, int device) {
   constexpr const char* kPasses[] = {"forward", "input_grad", "weight_grad"};

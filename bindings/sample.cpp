@@ -1,5 +1,5 @@
 // Bindings of the operators that draw tokens: sample and its shards, linear_sample, process_logits and random_bits.
-// Arrays have one element per row; Python may give a number for all rows instead.
+// A parameter of the rows is an array with one element per row, or a single number for all rows.
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
@@ -110,8 +110,8 @@ RLK_FUNCTION(random_bits, (sample_id, seed, position), std::int64_t num_words, s
   return Results("random_bits", frame).add(&p.bits, {p.num_rows, num_words}).run(rlk::random_bits, p);
 }
 
-// Reads penalties, history and bias of the rows in `p`. Each penalty is an array or a number for all rows; the others
-// may be None.
+// Reads penalties, history and bias of the rows in `p`. Each penalty is an array or a number for all rows. All other
+// arguments may be None.
 void read_edits(Frame* frame, const nb::tuple& given, ProcessLogitsParams* p) {
   const auto [repetition, presence, frequency, ids, offsets, is_prompt, bias_ids, bias_values, bias_offsets] =
       entries<9>(given);
@@ -119,8 +119,8 @@ void read_edits(Frame* frame, const nb::tuple& given, ProcessLogitsParams* p) {
   p->repetition = rows.numbers(repetition, "repetition_penalty");
   p->presence = rows.numbers(presence, "presence_penalty");
   p->frequency = rows.numbers(frequency, "frequency_penalty");
-  // Reads one contiguous array of a CSR, or nothing. The array has `size` elements, or any number if `size` is
-  // negative.
+  // Reads one contiguous array of a CSR structure; None gives no array. The array has `size` elements, or any number if
+  // `size` is negative.
   const auto list = [&](nb::handle x, const char* name, const Dtypes& dtypes, std::int64_t size) {
     VectorArgument found(frame, x, name, dtypes, size, size < 0 ? "num_entries" : "");
     if (found.array()) require_columns(*found.array());
@@ -159,7 +159,8 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
   return parts;
 }
 
-// Reads logits before bias and penalties, and the statuses of rows; nothing if no bias or penalty was applied.
+// Reads logits before bias and penalties, and the statuses of rows. Both are None if no bias and no penalty was
+// applied.
 void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, SampleParams* p) {
   const VectorArgument known(frame, row_status, "row_status", kInt32, p->num_rows, "");
   p->row_status = known.data<std::int32_t>();
@@ -170,7 +171,7 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, Sa
   }
 }
 
-// edits: the arguments of read_edits().
+// `edits` has the values that read_edits() reads.
 RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp, int order,
              std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
@@ -207,7 +208,7 @@ RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid
   return results.run(rlk::sample_processed, &both, processed_sample_workspace_bytes);
 }
 
-// Reads payloads of the rounds before, and the width of the widest shard.
+// Reads the payloads of the earlier rounds, and the width of the widest shard.
 void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest, const TensorView& logits,
                          SamplePartialParams* p) {
   if (p->round == 0) return;

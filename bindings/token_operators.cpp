@@ -101,8 +101,8 @@ RLK_FUNCTION(vtrace,
   return run_gae(frame, &tokens, p, mask, bootstrap);
 }
 
-// Returns (advantage, mean or None, std or None, status or None). The three kinds and the flags are the contract's
-// numbers, from ops/group_advantage.py. Exactly one of offsets, ids and a size is given.
+// Returns (advantage, mean or None, std or None, status or None). baseline_kind, scale and alone are the numbers of the
+// contract's enums, which ops/group_advantage.py passes. Exactly one of offsets, ids and a size is given.
 RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, baseline), std::int64_t group_size,
              int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero,
              bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {
@@ -213,7 +213,8 @@ RLK_FUNCTION(optimal_token_baseline, (logprob, rewards, sum_p_sq, mask, importan
       .run(rlk::optimal_token_baseline, &p, optimal_token_baseline_workspace_bytes);
 }
 
-// Returns (loss, metrics, d_logprob or None, d_entropy or None). The ratio's metrics come last.
+// Returns (loss, metrics, d_logprob or None, d_entropy or None). With ratio_metrics, the metrics of the ratio come last
+// in `metrics`.
 RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, ref_logprob, importance, entropy),
              nb::handle selected, nb::handle token_weight, nb::handle spec, nb::handle denominator, bool ratio_metrics,
              bool return_d_logprob, bool return_d_entropy) {
@@ -312,8 +313,8 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return
       .run(rlk::sequence_logprob, p);
 }
 
-// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType. The
-// mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
+// Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType.
+// The mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
 RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
   const OffsetsArgument offsets(frame, cu_seqlens);
@@ -452,7 +453,7 @@ RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t
       .run(rlk::pack_layout, p);
 }
 
-// Returns (shape, name of the dtype) of any exporter, even one without these attributes.
+// Returns (shape, name of the dtype) of any array that DLPack can export, even if the array has no such attributes.
 RLK_PLAIN_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
   const Array a(array, name, kAnyDtype);
   nb::list shape;
