@@ -1,4 +1,4 @@
-// The host side of attention on HIP. It checks memory safety, and chooses and launches the kernels of a call.
+// The host side of attention on HIP checks memory safety, and chooses and launches the kernels of a call.
 #include "rlk/ops/attention.h"
 
 #include <string>
@@ -20,7 +20,7 @@ std::string kernel_name(const char* pass, const AttentionInput& p) {
          (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") + type_suffix(p.dtype);
 }
 
-// Launches a pass. Its kernels take the params, the grid and the first block of the launch.
+// Launches a pass. The kernels of a pass take the params, the grid and the first block of the launch.
 template <class Params>
 void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
                   Stream stream) {
@@ -32,7 +32,7 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
   });
 }
 
-// Launches a pass of a call that may have trees. If it has trees, `paths` is their table.
+// Launches a pass of a call that may have trees. If the call has trees, `paths` is the table of the trees.
 template <class Params>
 void launch_pass(const char* pass, const Params& p, const std::uint32_t* paths, const AttentionGrid& g, int narrow_lds,
                  int wide_lds, int device, Stream stream) {

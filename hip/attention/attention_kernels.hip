@@ -1,5 +1,5 @@
-// The kernels of attention under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of attention under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/attention/gpu.h"
 
 #define RLK_ATTENTION_FORWARD(pass, Params, width, type, T, Tile)                                     \

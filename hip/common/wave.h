@@ -1,5 +1,5 @@
 // The primitives of HIP kernels: ids, wave operations, the block barrier, LDS and matrix instructions. On a GPU each
-// primitive compiles to instructions of a 64-lane wave. On the host it is emulated (hip/emulation).
+// primitive compiles to instructions of a 64-lane wave. On the host each primitive is emulated (hip/emulation).
 //
 // All 64 lanes of a wave must reach a wave operation together, and all threads of a block must reach a block barrier
 // together. The hardware does not report a violation of this rule, but the emulation does.

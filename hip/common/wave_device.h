@@ -4,8 +4,8 @@
 
 #define RLK_KERNEL(threads) \
   extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(threads, threads))) void
-// An attribute that stands between RLK_KERNEL and the kernel's name. It limits the kernel's registers, so that at least
-// `waves` waves fit on a SIMD unit.
+// An attribute that stands between RLK_KERNEL and the kernel's name. The attribute limits the kernel's registers, so
+// that at least `waves` waves fit on a SIMD unit.
 #define RLK_WAVES_PER_SIMD(waves) __attribute__((amdgpu_waves_per_eu(waves)))
 #define RLK_HERE_PARAMETER
 #define RLK_HERE_ARGUMENT
@@ -40,12 +40,14 @@ template <class Word>
 RLK_DEVICE void atomic_or(Word* word, std::uint32_t bits) {
   __hip_atomic_fetch_or(word, bits, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
 }
-// Returns the pointer with the type of the global address space. It is for pointers that were loaded from memory.
+// Returns the pointer with the type of the global address space. Call this function for pointers that were loaded from
+// memory.
 template <class T>
 RLK_DEVICE auto typed_global(T* p) {
   return (__attribute__((address_space(1))) T*)p;
 }
-// Keeps x in VGPRs. Otherwise the compiler would put a value that all lanes share into SGPRs, and there are few SGPRs.
+// Keeps x in VGPRs. Without this function, the compiler would put a value that all lanes share into SGPRs, and there
+// are few SGPRs.
 template <class T>
 RLK_DEVICE T in_vector(T x) {
   asm("" : "+v"(x));
@@ -61,7 +63,7 @@ RLK_DEVICE void atomic_add(To* to, T value) {
   __hip_atomic_fetch_add(to, value, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
 
-// The block's LDS. It has the number of bytes that the launch requests, and is aligned to 16 bytes.
+// The block's LDS. The array has the number of bytes that the launch requests, and is aligned to 16 bytes.
 extern "C" __attribute__((device)) __attribute__((shared)) __attribute__((aligned(16))) unsigned char rlk_lds[];
 RLK_DEVICE unsigned char* lds() { return rlk_lds; }
 

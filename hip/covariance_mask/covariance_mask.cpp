@@ -1,4 +1,4 @@
-// The host side of covariance_mask on HIP. It checks memory safety and chooses the kernels.
+// The host side of covariance_mask on HIP checks memory safety and chooses the kernels.
 #include "rlk/ops/covariance_mask.h"
 
 #include "hip/tokens/passes.h"

@@ -1,5 +1,4 @@
-// The host side of elementwise operators on HIP. It checks memory safety, and chooses and launches the kernel of a
-// call.
+// The host side of elementwise operators on HIP checks memory safety, and chooses and launches the kernel of a call.
 #include <string>
 
 #include "hip/common/launch.h"

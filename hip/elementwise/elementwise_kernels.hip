@@ -1,8 +1,8 @@
-// The kernels of elementwise operators, under the names that the host looks up. They are compiled for gfx90a and
-// gfx942, and for the emulation. HBM bandwidth bounds them: they read each input once and write each output once. A
-// thread processes a vec8 of a row's columns. If rows are not whole, aligned vec8s, a thread processes eight columns
-// that lie apart. A thread reads all of its elements before it writes any, so an output may be the same array as an
-// input.
+// The kernels of elementwise operators, under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation. HBM bandwidth bounds the kernels, which read each input once and write each output
+// once. A thread processes a vec8 of a row's columns. If rows are not whole, aligned vec8s, a thread processes eight
+// columns that lie apart. A thread reads all of its elements before it writes any, so an output may be the same array
+// as an input.
 #include "hip/common/vec8.h"
 #include "hip/elementwise/launches.h"
 #include "kernels/rows/elementwise_formulas.h"
@@ -20,8 +20,8 @@ RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
   return r;
 }
 
-// Loads a thread's eight columns from `from` on. With kVector they are neighbours. Otherwise they have a distance of
-// `step`, and columns beyond the `left` remaining ones do not exist.
+// Loads a thread's eight columns from `from` on. With kVector the columns are neighbours. Without kVector the columns
+// have a distance of `step`, and columns beyond the `left` remaining ones do not exist.
 template <class T, bool kVector>
 RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
   Eight<T> x;

@@ -1,5 +1,5 @@
-// The kernels of embedding under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of embedding under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/embedding/backward.h"
 
 #define RLK_EMBEDDING_COPIES(shape, Unit)                                                                     \

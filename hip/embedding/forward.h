@@ -1,4 +1,5 @@
-// The forward of embedding. HBM bandwidth bounds it: for each token it reads a row of the table and writes a row of y.
+// The forward of embedding. HBM bandwidth bounds the kernel: for each token it reads a row of the table and writes a
+// row of y.
 #pragma once
 
 #include "hip/common/wave.h"

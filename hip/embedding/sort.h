@@ -1,7 +1,7 @@
-// Sorts the tokens of embedding's gradient by row, and within a row by index. It is a stable radix sort that begins
-// with the lowest digit. A pass consists of three kernels. In the first kernel, each wave counts the digits of its
-// tile. In the second kernel, one block turns all counts into positions for each tile and digit. In the third kernel,
-// each wave moves its tile's tokens to their positions in order, 64 at a time. Ballots find equal digits.
+// Sorts the tokens of embedding's gradient by row, and within a row by index. The sort is a stable radix sort that
+// begins with the lowest digit. A pass consists of three kernels. In the first kernel, each wave counts the digits of
+// its tile. In the second kernel, one block turns all counts into positions for each tile and digit. In the third
+// kernel, each wave moves its tile's tokens to their positions in order, 64 at a time. Ballots find equal digits.
 #pragma once
 
 #include "hip/embedding/forward.h"

@@ -111,8 +111,8 @@ struct Lane {
   float c[16] = {};
 };
 
-// Lanes that no launch uses at the moment. They are kept because allocating new stacks would take most of the time of a
-// small launch.
+// Lanes that no launch uses at the moment. The pool keeps them, because allocating new stacks would take most of the
+// time of a small launch.
 class Pool {
  public:
   std::unique_ptr<Lane> take() {

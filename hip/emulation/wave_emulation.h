@@ -1,10 +1,10 @@
 // The primitives of wave.h on the host. The lanes of a block are fibers of one host thread. A lane that reaches one of
 // the operations below waits until the other lanes reach it.
 //
-// The emulation checks that all lanes of a wave reach each wave operation from the same source line. It checks the same
-// for all threads of a block at each barrier. Tests launch waves in ascending, descending and shuffled order, and every
-// word of LDS starts as a NaN. They therefore find results that depend on the order of waves or on old contents of LDS.
-// The emulation cannot show timing, real concurrency inside a wave, or the driver.
+// The emulation checks that all lanes of a wave reach each wave operation from the same source line. At each barrier it
+// checks the same for all threads of a block. Tests launch waves in ascending, descending and shuffled order, and every
+// word of LDS starts as a NaN. The tests therefore find results that depend on the order of waves or on old contents of
+// LDS. The emulation cannot show timing, real concurrency inside a wave, or the driver.
 #pragma once
 
 #include <cstddef>

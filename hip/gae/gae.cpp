@@ -1,4 +1,4 @@
-// The host side of gae on HIP. It checks memory safety and launches the kernels.
+// The host side of gae on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/gae.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,4 @@
-// The host side of group_advantage on HIP. It checks memory safety and launches the kernels.
+// The host side of group_advantage on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/group_advantage.h"
 
 #include "hip/common/launch.h"

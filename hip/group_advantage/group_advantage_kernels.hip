@@ -1,5 +1,5 @@
-// The kernels of group_advantage under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation.
+// The kernels of group_advantage under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation.
 #include "hip/group_advantage/groups.h"
 
 // Defines a kernel in which each wave runs `call` for its group or sequence `i`.

@@ -1,4 +1,4 @@
-// The host side of importance_weights on HIP. It checks memory safety and chooses the kernels.
+// The host side of importance_weights on HIP checks memory safety and chooses the kernels.
 #include "rlk/ops/importance_weights.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,4 @@
-// The host side of kl on HIP. It checks memory safety, splits the work into blocks, and launches the kernel.
+// The host side of kl on HIP checks memory safety, splits the work into blocks, and launches the kernel.
 #include "rlk/ops/kl.h"
 
 #include "hip/tokens/passes.h"

@@ -1,4 +1,5 @@
-// The kernel of kl under the name that the host looks up. It is compiled for gfx90a and gfx942, and for the emulation.
+// The kernel of kl under the name that the host looks up. The kernel is compiled for gfx90a and gfx942, and for the
+// emulation.
 #include "hip/tokens/gpu.h"
 #include "kernels/losses/kl_terms.h"
 

@@ -1,4 +1,4 @@
-// The host side of kv_cache_append on HIP. It checks memory safety and chooses the kernel of a call.
+// The host side of kv_cache_append on HIP checks memory safety and chooses the kernel of a call.
 #include "rlk/ops/kv_cache_append.h"
 
 #include <string>

@@ -1,5 +1,5 @@
-// The kernels of kv_cache_append under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation. kernels/attention/cache_append.h has the code of one thread, shared with CUDA.
+// The kernels of kv_cache_append under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation. kernels/attention/cache_append.h has the code of one thread, shared with CUDA.
 #include "hip/common/wave.h"
 #include "kernels/attention/cache_append.h"
 #include "kernels/packing/byte_copy.h"

@@ -46,8 +46,8 @@ constexpr int kAlongRow = 8;    // elements that a lane loads at once along the 
 constexpr int kAcrossRows = 4;  // elements that a lane loads at once from each of four rows across the tile
 
 // out[i, j] is the dot product of row i of a and row j of b. The contraction is cut into segments, whose dot products
-// the kernel adds. It adds them as a tree (rule 2), or in ascending order to `initial` if that is given (rule 9). If
-// there is a single segment, its dot product starts from `initial`.
+// the kernel adds. The kernel adds the segments' dot products as a tree (rule 2), or in ascending order to `initial` if
+// that is given (rule 9). If there is a single segment, its dot product starts from `initial`.
 struct GemmParams {
   GemmOperand a, b;
   std::int64_t a_size, b_size, contraction, segment;

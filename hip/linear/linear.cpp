@@ -1,4 +1,4 @@
-// The host side of linear on HIP. It selects the product and the tile of each function, and launches the kernels.
+// The host side of linear on HIP selects the product and the tile of each function, and launches the kernels.
 #include "rlk/ops/linear.h"
 
 #include <algorithm>

@@ -56,7 +56,7 @@ RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t fir
   }
 }
 
-// Computes i % columns. It avoids the slow 64-bit division if both numbers fit 32 bits.
+// Computes i % columns. The function avoids the slow 64-bit division if both numbers fit 32 bits.
 RLK_DEVICE std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if ((i | columns) >> 32 != 0) return i % columns;
   return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);

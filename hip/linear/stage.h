@@ -1,5 +1,5 @@
-// A stage of an operand of linear. It moves from global memory to registers, from registers to LDS, and from LDS to a
-// matrix instruction.
+// A stage of an operand of linear. A stage moves from global memory to registers, from registers to LDS, and from LDS
+// to a matrix instruction.
 //
 // LDS holds the rows of a tile. Each row has consecutive contraction indices, in vec4s of four 16-bit elements. A lane
 // passes one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. LDS serves 16 lanes
@@ -154,8 +154,8 @@ class AcrossRows {
   }
 
  private:
-  // With this assignment, eight neighbouring lanes read 64 bytes of a row, and the lanes' writes to LDS have few bank
-  // conflicts.
+  // With this assignment of columns to threads, eight neighbouring lanes read 64 bytes of a row, and the lanes' writes
+  // to LDS have few bank conflicts.
   static RLK_DEVICE int vec4(int i) { return (thread_id() + i * kGemmThreads) / 8 % kVec4s; }
   static RLK_DEVICE int column(int i) {
     const int unit = thread_id() + i * kGemmThreads;

@@ -1,4 +1,4 @@
-// The host side of linear_logprob on HIP. It launches the kernels that copy scored rows.
+// The host side of linear_logprob on HIP launches the kernels that copy scored rows.
 #include "hip/common/launch.h"
 #include "kernels/vocabulary/scored_rows.h"
 #include "rlk/backends.h"

@@ -1,5 +1,5 @@
-// The kernels of linear_logprob under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation.
+// The kernels of linear_logprob under the names that the host looks up. The kernels are compiled for gfx90a and gfx942,
+// and for the emulation.
 #include "hip/common/wave.h"
 #include "kernels/vocabulary/scored_rows.h"
 

@@ -1,5 +1,5 @@
-// The backward of logprob. It computes dlogits elementwise over a row, from the row's saved lse and entropy. HBM
-// bandwidth bounds it: it reads each logit once and writes each gradient once (2 * vocab_size * sizeof(T) bytes per
+// The backward of logprob computes dlogits elementwise over a row, from the row's saved lse and entropy. HBM bandwidth
+// bounds the kernel, which reads each logit once and writes each gradient once (2 * vocab_size * sizeof(T) bytes per
 // row).
 #pragma once
 

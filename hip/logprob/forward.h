@@ -1,6 +1,6 @@
 // The forward of logprob on a GPU with 64-lane waves. One wave computes the statistics of 32 leaves, with two lanes per
 // leaf. Another wave then combines the leaves of a row. The exponential is the portable one, so results have the CPU's
-// bits. HBM bandwidth bounds it: it reads each logit once (vocab_size * sizeof(T) bytes per row).
+// bits. HBM bandwidth bounds the kernels, which read each logit once (vocab_size * sizeof(T) bytes per row).
 #pragma once
 
 #include "hip/common/element.h"

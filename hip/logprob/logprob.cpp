@@ -1,4 +1,4 @@
-// The host side of logprob on HIP. It checks memory safety, and cuts a call into launches.
+// The host side of logprob on HIP checks memory safety, and cuts a call into launches.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>

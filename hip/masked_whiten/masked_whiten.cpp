@@ -1,4 +1,4 @@
-// The host side of masked_whiten on HIP. It checks memory safety and launches the kernels.
+// The host side of masked_whiten on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/masked_whiten.h"
 
 #include "hip/common/launch.h"

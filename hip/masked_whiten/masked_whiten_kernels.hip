@@ -1,5 +1,5 @@
-// The kernels of masked_whiten under the names that the host looks up. They are compiled for gfx90a and gfx942, and for
-// the emulation.
+// The kernels of masked_whiten under the names that the host looks up. The kernels are compiled for gfx90a and gfx942,
+// and for the emulation.
 #include "hip/masked_whiten/passes.h"
 
 #define RLK_WHITEN_KERNEL(name, kernel) \

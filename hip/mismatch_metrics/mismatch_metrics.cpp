@@ -1,4 +1,4 @@
-// The host side of mismatch_metrics on HIP. It checks memory safety and chooses the kernels.
+// The host side of mismatch_metrics on HIP checks memory safety and chooses the kernels.
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "hip/tokens/passes.h"

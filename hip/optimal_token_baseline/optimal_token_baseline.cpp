@@ -1,4 +1,4 @@
-// The host side of optimal_token_baseline on HIP. It checks memory safety and launches the kernels.
+// The host side of optimal_token_baseline on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "hip/common/launch.h"

@@ -1,4 +1,4 @@
-// The kernels of optimal_token_baseline under the names that the host looks up. They are compiled for gfx90a and
+// The kernels of optimal_token_baseline under the names that the host looks up. The kernels are compiled for gfx90a and
 // gfx942, and for the emulation.
 #include "hip/tokens/gpu.h"
 #include "kernels/advantages/optimal_baseline_scan.h"

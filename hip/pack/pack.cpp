@@ -1,4 +1,4 @@
-// The host side of pack on HIP. It checks memory safety and launches the kernels.
+// The host side of pack on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/pack.h"
 
 #include "hip/common/launch.h"

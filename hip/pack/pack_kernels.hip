@@ -1,5 +1,5 @@
-// The kernels of pack under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of pack under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and for
+// the emulation.
 #include "hip/pack/copy.h"
 
 RLK_KERNEL(rlk::kPackThreads)

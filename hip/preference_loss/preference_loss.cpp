@@ -1,4 +1,4 @@
-// The host side of preference_loss on HIP. It checks memory safety and launches the kernels.
+// The host side of preference_loss on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/preference_loss.h"
 
 #include "hip/common/launch.h"

@@ -1,5 +1,5 @@
-// The kernels of preference_loss under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation. The formulas are in kernels/losses/preference_pair.h, shared with the CPU and CUDA.
+// The kernels of preference_loss under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation. The formulas are in kernels/losses/preference_pair.h, shared with the CPU and CUDA.
 #include "hip/common/wave.h"
 #include "hip/preference_loss/launches.h"
 

@@ -1,4 +1,4 @@
-// The host side of random_bits on HIP. It checks memory safety and launches the kernels.
+// The host side of random_bits on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/random_bits.h"
 
 #include "hip/common/launch.h"

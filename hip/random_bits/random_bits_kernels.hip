@@ -1,5 +1,5 @@
-// The kernel of random_bits under the name that the host looks up. It is compiled for gfx90a and gfx942, and for the
-// emulation. The formulas are in kernels/sample/random_words.h, shared with the CPU and CUDA.
+// The kernel of random_bits under the name that the host looks up. The kernel is compiled for gfx90a and gfx942, and
+// for the emulation. The formulas are in kernels/sample/random_words.h, shared with the CPU and CUDA.
 #include "hip/common/wave.h"
 #include "hip/random_bits/launches.h"
 

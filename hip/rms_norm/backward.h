@@ -1,5 +1,5 @@
 // The backward of rms_norm in three kernels: dx by rows, the chains of dweight by groups of 64 rows, and the sum of
-// these chains. HBM bandwidth bounds them: they read dy and h twice, and write dx once.
+// these chains. HBM bandwidth bounds the kernels, which read dy and h twice and write dx once.
 #pragma once
 
 #include "hip/linear/tree.h"
@@ -72,8 +72,8 @@ RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int6
   }
 }
 
-// Each thread sums one column. It adds the groups of each block of 8192 rows as a tree, and then adds one block of rows
-// after another.
+// Each thread sums one column. The thread adds the groups of each block of 8192 rows as a tree, and then adds one block
+// of rows after another.
 template <class T>
 RLK_DEVICE void rms_norm_fold_kernel(const RmsNormBackwardParams& p, std::int64_t first_block) {
   constexpr int kLevels = 7;

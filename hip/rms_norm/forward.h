@@ -1,6 +1,6 @@
 // The forward of rms_norm. A wave or a block reads a row twice, the second time from the cache. The kernel works for
-// any width and alignment. HBM bandwidth bounds it: it reads x and the residual once, and writes y and the new residual
-// once.
+// any width and alignment. HBM bandwidth bounds the kernel, which reads x and the residual once and writes y and the
+// new residual once.
 #pragma once
 
 #include "hip/rms_norm/row.h"

@@ -1,5 +1,5 @@
-// The kernels of rms_norm under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of rms_norm under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/rms_norm/backward.h"
 #include "hip/rms_norm/forward.h"
 

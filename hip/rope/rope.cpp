@@ -1,4 +1,4 @@
-// The host side of rope on HIP. It checks memory safety, and chooses and launches the kernels of a call.
+// The host side of rope on HIP checks memory safety, and chooses and launches the kernels of a call.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>

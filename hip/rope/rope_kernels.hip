@@ -1,5 +1,5 @@
-// The kernels of rope under the names that the host looks up. They are compiled for gfx90a and gfx942, and for the
-// emulation.
+// The kernels of rope under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and for
+// the emulation.
 #include "hip/rope/rotate.h"
 
 #define RLK_ROPE_KERNEL(name, kernel) \

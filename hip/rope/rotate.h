@@ -1,5 +1,5 @@
-// rope, with queries and keys in one launch. HBM bandwidth bounds it: heads are read once and written once. All heads
-// of a token share its angles, so most reads of angles hit in a cache.
+// rope, with queries and keys in one launch. HBM bandwidth bounds the kernels, which read each head once and write it
+// once. All heads of a token share its angles, so most reads of angles hit in a cache.
 //
 // Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. The two ranges
 //   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four

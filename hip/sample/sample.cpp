@@ -1,4 +1,4 @@
-// The host side of sample on HIP. It checks memory safety and launches the kernels.
+// The host side of sample on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/sample.h"
 
 #include <string>

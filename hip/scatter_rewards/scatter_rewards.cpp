@@ -1,5 +1,4 @@
-// The host side of scatter_rewards on HIP. It checks memory safety, splits the work into blocks, and chooses the
-// kernels.
+// The host side of scatter_rewards on HIP checks memory safety, splits the work into blocks, and chooses the kernels.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "hip/tokens/passes.h"

@@ -1,5 +1,5 @@
-// The kernels of scatter_rewards under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation.
+// The kernels of scatter_rewards under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation.
 #include "hip/tokens/gpu.h"
 #include "kernels/advantages/reward_spread.h"
 #include "kernels/advantages/reward_zeros.h"

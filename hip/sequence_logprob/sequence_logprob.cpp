@@ -1,4 +1,4 @@
-// The host side of sequence_logprob on HIP. It checks memory safety and launches the kernels.
+// The host side of sequence_logprob on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <string>

@@ -1,5 +1,5 @@
-// The kernels of sequence_logprob under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation.
+// The kernels of sequence_logprob under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation.
 #include "hip/sequence_logprob/sums.h"
 
 #define RLK_SEQUENCE_LOGPROB_TYPE(type, T)                                                             \

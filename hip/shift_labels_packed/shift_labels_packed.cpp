@@ -1,4 +1,4 @@
-// The host side of labels and masks on HIP. It checks memory safety and launches the kernels.
+// The host side of labels and masks on HIP checks memory safety and launches the kernels.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "hip/common/launch.h"

@@ -1,5 +1,5 @@
-// The kernels of labels and masks under the names that the host looks up. They are compiled for gfx90a and gfx942, and
-// for the emulation. The formulas are in kernels/tokens/labels.h, shared with the CPU and CUDA.
+// The kernels of labels and masks under the names that the host looks up. The kernels are compiled for gfx90a and
+// gfx942, and for the emulation. The formulas are in kernels/tokens/labels.h, shared with the CPU and CUDA.
 #include "hip/common/wave.h"
 #include "hip/shift_labels_packed/launches.h"
 

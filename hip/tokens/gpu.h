@@ -11,7 +11,7 @@ struct TokenGpu {
   static constexpr bool kReadsAgain = true;
   static constexpr bool kFewAtOnce = false;  // reading few sums at once would take scratch memory on gfx942
   using Tokens = float;                      // the conditions of four tokens would need more SGPRs than a wave has
-  // Makes each use read `p` again from the memory of the kernel's arguments. Otherwise the compiler would keep more
+  // Makes each use read `p` again from the memory of the kernel's arguments. Without this, the compiler would keep more
   // numbers in SGPRs over a loop than there are SGPRs. `p` must be the kernel's whole first argument, not another
   // object or a part of it.
   template <class Params>

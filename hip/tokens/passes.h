@@ -1,4 +1,4 @@
-// The host side of passes over tokens. It launches the kernels of kernels/tokens/passes.h.
+// The host side of passes over tokens launches the kernels of kernels/tokens/passes.h.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The host side of value_loss on HIP. It checks memory safety and chooses the kernels.
+// The host side of value_loss on HIP checks memory safety and chooses the kernels.
 #include "rlk/ops/value_loss.h"
 
 #include "hip/tokens/passes.h"

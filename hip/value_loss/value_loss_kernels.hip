@@ -1,5 +1,5 @@
-// The kernels of value_loss under the names that the host looks up. They are compiled for gfx90a and gfx942, and for
-// the emulation.
+// The kernels of value_loss under the names that the host looks up. The kernels are compiled for gfx90a and gfx942, and
+// for the emulation.
 #include "hip/tokens/kernels.h"
 #include "kernels/losses/value_terms.h"
 

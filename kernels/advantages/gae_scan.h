@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// Returns true if a GPU's block has nothing to scan. Such a block only writes: +0 to tokens outside every sequence, and
-// NaN to tokens of a sequence with bad offsets.
+// Returns true if a GPU's block has nothing to scan. A block without a scan writes +0 to tokens outside every sequence,
+// and NaN to tokens of a sequence with bad offsets.
 RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread, int threads) {
   const Sequences& q = p.sequences;
   if (!q.packed()) return false;

@@ -9,7 +9,7 @@ namespace rlk {
 
 // Statistics of a group, or of the batch.
 struct GroupStatistics {
-  float scale = 1.0f;  // rewards are multiplied by it before mean, std and baseline are computed
+  float scale = 1.0f;  // factor of the rewards from which mean, std and baseline are computed
   float mean = 0.0f, std = 0.0f;
   float baseline = 0.0f;                // b of kMean and of kLengthMean
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts

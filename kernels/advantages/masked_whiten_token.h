@@ -59,8 +59,8 @@ RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F 
   return select(is_nan(y), broadcast<F>(canonical_nan()), y);
 }
 
-// Memory on a GPU. It holds the statistics, and for each sequence the number of tokens that count with their sum,
-// minimum and maximum.
+// Memory on a GPU: the statistics, and for each sequence the number of tokens that count with their sum, minimum and
+// maximum.
 struct WhitenMemory {
   WhitenStatistics* statistics;
   std::int64_t* counts;

@@ -40,7 +40,7 @@ RLK_HD F weighted_by(F w, F importance) {
   return mul_rn(w, mul_rn(importance, importance));
 }
 
-// Marks a token that does not count where its W would be stored. W itself is never negative.
+// The value that is stored instead of W for a token that does not count. W itself is never negative.
 constexpr float kNoWeight = -1.0f;
 
 // The sequences of a group.
@@ -49,7 +49,7 @@ RLK_HD OffsetRange group_of(const OptimalTokenBaselineParams& p, std::int64_t g)
   return range_of({p.group_offsets, p.group_dtype}, g, p.sequences.num_sequences);
 }
 
-// Tells at which positions the longest sequence of a group has no other sequence left to compare with, and so no
+// Finds the positions of a group's longest sequence at which no other sequence has a token. These positions have no
 // baseline. Call add() for each sequence in ascending order.
 struct BaselineTail {
   std::int64_t sequence = -1, longest = -1, second = -1;

@@ -144,9 +144,9 @@ class RewardSequence {
     }
     return true;
   }
-  // Adds the spans [first, after) at once, one lane per span. This needs spans that do not overlap (such as the turns
-  // of a dialogue) and whose last or first token counts: each span then changes a token of its own. If any span does
-  // not meet these conditions, the function adds none of the spans and returns false.
+  // Adds the spans [first, after) at once, one lane per span. Adding at once requires spans that do not overlap (such
+  // as the turns of a dialogue) and whose last or first token counts. Each span then changes a different token. If any
+  // span does not meet these conditions, the function adds none of the spans and returns false.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;

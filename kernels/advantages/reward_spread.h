@@ -2,8 +2,8 @@
 // sequence. A block keeps the sequence's mask as bits in shared memory, with the number of set bits before each word.
 // Two look-ups therefore give the number of a span's tokens. The block then writes each token once, a vector at a time.
 // HBM bandwidth bounds this pass. If tokens have no rewards of their own, this pass is the only one: it reads the mask
-// and writes the outputs. Otherwise the pass over tokens runs first, and this pass updates only vectors that hold
-// tokens of a span or the sequence's reward.
+// and writes the outputs. If tokens have rewards, the pass over tokens runs first, and this pass updates only vectors
+// that hold tokens of a span or the sequence's reward.
 #pragma once
 
 #include <limits>
@@ -247,8 +247,8 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // A run of positions up to `end`. All its tokens that count get the same value. Its positions are those of the turn
-  // `span`, or those before this turn.
+  // A run of positions up to `end`. All its tokens that count get the same value. The run's positions are those of the
+  // turn `span`, or those before this turn.
   struct Run {
     int span, end;
     float reward, combined;

@@ -1,7 +1,7 @@
-// The pass over tokens of scatter_rewards if tokens have neither a reward of their own nor a KL term. It writes 0 to
-// each token. It writes NaN instead if a sequence's offsets are bad or the Lagrange weight is negative or not finite.
-// HBM bandwidth bounds this pass. It reads one byte of mask per token, and writes outputs as whole vectors wherever a
-// sequence begins.
+// The pass over tokens of scatter_rewards if tokens have neither a reward of their own nor a KL term. The pass writes 0
+// to each token. The pass writes NaN instead if a sequence's offsets are bad or the Lagrange weight is negative or not
+// finite. HBM bandwidth bounds this pass, which reads one byte of mask per token, and writes outputs as whole vectors
+// wherever a sequence begins.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"

@@ -1,7 +1,7 @@
-// The backward of attention for the kernels of CUDA and HIP. It computes delta of each row, then dq by tiles of
-// queries, then dk and dv by tiles of keys. A chain is a sum by fma in a fixed order, and one thread computes it. The
-// backward therefore needs no atomics and no sums across blocks, but it computes scores twice. The fp32 units bound the
-// kernels.
+// The backward of attention for the kernels of CUDA and HIP. The backward computes delta of each row, then dq by tiles
+// of queries, then dk and dv by tiles of keys. A chain is a sum by fma in a fixed order, and one thread computes it.
+// The backward therefore needs no atomics and no sums across blocks, but it computes scores twice. The fp32 units bound
+// the kernels.
 #pragma once
 
 #include "kernels/attention/multiply.h"
@@ -39,7 +39,8 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The part of the tile that the block currently computes. It lies in shared memory because the sums fill the registers.
+// The part of the tile that the block currently computes. This description lies in shared memory because the sums fill
+// the registers.
 struct AttentionBackwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first, last;                    // range of keys that the queries see, or of queries that see the keys

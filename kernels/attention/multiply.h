@@ -4,7 +4,7 @@
 // memory bound the products.
 //
 // Gpu has functions for the thread index, barriers, lane exchanges, and loads and stores of groups of floats in shared
-// memory. Its Vec8<T> loads eight elements at once. T is a tag type with Storage, load and store.
+// memory. Gpu::Vec8<T> loads eight elements at once. T is a tag type with Storage, load and store.
 #pragma once
 
 #include "kernels/attention/row.h"

@@ -27,14 +27,14 @@ struct AttentionSoftcap {
   static RLK_HD float slope(float h) { return fma_rn(-h, h, 1.0f); }
 };
 
-// f(a - b) of the contract for two references a <= b. It is 2^(a - b), or 0 if that is below 2^-126.
+// f(a - b) of the contract for two references a <= b. The result is 2^(a - b), or 0 if 2^(a - b) is below 2^-126.
 RLK_HD float attention_factor(float a, float b) {
   const float e = sub_rn(a, b);
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// The reference of a row over the blocks of a split so far. m is -Inf while no block has contributed. It is NaN if a
-// score was NaN, or if the reference reaches the contract's limit of 2^21.
+// The reference of a row over the blocks of a split so far. While no block has contributed, m is -Inf. If a score was
+// NaN, or if the reference reaches the contract's limit of 2^21, m is NaN.
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();

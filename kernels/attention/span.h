@@ -100,7 +100,7 @@ RLK_HD std::int64_t offset_of(const AttentionHeads& a, bool packed, std::int64_t
   return (packed ? 0 : sequence * a.sequence_stride) + token * a.token_stride;
 }
 
-// The offset of a sequence's key j in k or in v. It is kNoPage if the key's page does not exist.
+// The offset of a sequence's key j in k or in v. The offset is kNoPage if the key's page does not exist.
 constexpr std::int64_t kNoPage = INT64_MIN;
 template <class Params>
 RLK_HD std::int64_t key_offset(const Params& p, const AttentionHeads& a, const AttentionSpan& span, std::int64_t j) {

@@ -9,9 +9,9 @@
 
 namespace rlk {
 
-// Params of a call whose sequences are segments of trees. Such calls have separate kernels, because the other kernels
-// have no registers left for paths. On a host, the type may also describe a call without trees: its `parents` and
-// `paths` are null.
+// Params of a call whose sequences are segments of trees. Calls with trees have separate kernels, because the other
+// kernels have no registers left for paths. On a host, the type may also describe a call without trees: its `parents`
+// and `paths` are null.
 template <class Params>
 struct AttentionTree : Params {
   const std::uint32_t* paths = nullptr;  // attention_path_words(num_sequences)

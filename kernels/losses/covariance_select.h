@@ -16,8 +16,8 @@ namespace rlk {
 constexpr int kSelectThreads = 256;
 using CovarianceWorkspace = TokenWorkspace<CovarianceBatch>;
 
-// Calls run(previous, pass) for each pass that a call with `count` slots needs, except pass 0. It skips a pass whose
-// digit is 0 for all slots, but never the last pass.
+// Calls run(previous, pass) for each pass that a call with `count` slots needs, except pass 0. The function skips a
+// pass whose digit is 0 for all slots, but never the last pass.
 template <class F>
 void for_each_digit(std::int64_t count, const F& run) {
   for (int previous = 0, pass = 1; pass < kSelectPasses; ++pass) {

@@ -82,7 +82,8 @@ RLK_HD KlTerm<F> kl_times_ratio(KlEstimator estimator, bool straight_through, co
   const F shared = sub_rn(closed, scaled_by(sub_rn(one, x.share), value));
   return {value, select(held, scaled_by(x.share, value), select(x.share == zero, along, shared))};
 }
-// The slope of a limited value. It is 0 outside the limit, except with straight_through, which limits only the value.
+// The slope of a limited value. The slope is 0 outside the limit, except with straight_through, which limits only the
+// value.
 template <class F>
 RLK_HD F limited_slope(F value, float limit, F slope, bool straight_through) {
   return straight_through ? slope : inside_or(value, -limit, limit, slope, broadcast<F>(0.0f));
@@ -95,7 +96,7 @@ RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
-// A pass over tokens without sums. It computes K, or the gradients of K if an incoming gradient is given.
+// A pass over tokens without sums. The pass computes K, or the gradients of K if an incoming gradient is given.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   static constexpr bool kMayBePacked = false;

@@ -442,7 +442,7 @@ struct PolicyTokenTerms : EverySum {
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
   // Without importance weights, the sum of the weights and the sum of their squares are exactly the number of tokens.
-  // Among the upper half of the sums, only the entropy's must then be added.
+  // Only the entropy's sum then remains to be added among the upper four sums.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;

@@ -185,8 +185,8 @@ struct ImportanceTokenTerms : LowerSums {
   }
 };
 
-// The Batch of importance_weights. Its results are the metrics and the mean weight. Normalization divides all weights
-// by the mean weight.
+// The Batch of importance_weights. The results of this Batch are the metrics and the mean weight. Normalization divides
+// all weights by the mean weight.
 struct ImportanceBatch {
   static constexpr int kGroups = 1, kSums = 3, kCounts = 9, kMaxima = 7, kResults = kImportanceMetrics + 1;
   enum : int { kTokens, kSequences, kBadCuts, kLow, kHigh, kKept, kRejecting, kLowSequences, kHighSequences };

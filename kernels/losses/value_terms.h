@@ -31,7 +31,7 @@ RLK_HD void set_weights(const ValueLossParams& p, const PolicyTotals& totals, st
   f->weight = token_weight(p, totals, n);
 }
 
-// The first pass. It runs if the weights depend on numbers of tokens.
+// The first pass, which runs only if the weights depend on numbers of tokens.
 struct ValueStatisticsTerms : LowerSums {
   static constexpr int kInputs = 1, kOutputs = 1, kSums = 8;
   using Params = ValueLossParams;

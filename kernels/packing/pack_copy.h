@@ -4,9 +4,9 @@
 // row's place in the packed array by two offsets, without a search. Tokens of a row past its sequence's end are not
 // copied. Further blocks fill the packed array after the last sequence.
 //
-// If a row's tokens are contiguous in both arrays, the row is a run of bytes (kernels/packing/byte_copy.h). Otherwise a
-// token's bytes are copied in units of 1, 2, 4, 8 or 16 bytes. The unit is the largest of these sizes that divides
-// every address, stride and token size.
+// If a row's tokens are contiguous in both arrays, the row is a run of bytes (kernels/packing/byte_copy.h). If the
+// tokens are not contiguous, a token's bytes are copied in units of 1, 2, 4, 8 or 16 bytes. The unit is the largest of
+// these sizes that divides every address, stride and token size.
 #pragma once
 
 #include <algorithm>

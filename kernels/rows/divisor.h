@@ -15,8 +15,8 @@ struct Divisor {
 
   Divisor() = default;
   // d lies in [1, 2^31]. With 2^(l - 1) < d <= 2^l the multiplier is 2^(31 + l) / d, rounded up, so rounding adds less
-  // than 1 to it. For n < 2^31, n * multiplier / 2^(31 + l) therefore exceeds n / d by less than 2^-l <= 1 / d. That
-  // excess is too small to reach the next integer.
+  // than 1 to it. For n < 2^31, n * multiplier / 2^(31 + l) therefore exceeds n / d by less than 2^-l <= 1 / d. An
+  // excess below 1 / d is too small to reach the next integer.
   explicit Divisor(std::uint32_t d) : value(d) {
     while ((std::uint64_t{1} << (shift - 31)) < d) ++shift;
     multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + d - 1) / d);

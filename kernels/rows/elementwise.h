@@ -28,7 +28,8 @@ template <class Params>
 struct Elementwise;
 
 // Names an array by two members of the params: its pointer and its layout. kBeside is the layout of the preceding
-// array. It is given if the two arrays are often halves of packed rows, so that one row offset may serve both arrays.
+// array. kBeside is given if the two arrays are often halves of packed rows, so that one row offset may serve both
+// arrays.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct Rows {
   static constexpr auto kData = kPointer;

@@ -1,4 +1,4 @@
-// The rows u of a head with LoRA. They take two calls of linear: a float32 product, and then a call that scales and
+// The rows u of a head with LoRA. The rows take two calls of linear: a float32 product, and then a call that scales and
 // rounds the product.
 #pragma once
 

@@ -6,8 +6,8 @@
 namespace rlk {
 
 constexpr int kMostListedK = 512;  // on CUDA: largest top_k for which a list of a row's first columns suffices
-// On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases. It needs a top_k that a
-// list can cut in every row, and rows with few entries on average.
+// On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases. The call must have a top_k
+// that a list can cut in every row, and rows with few entries on average.
 constexpr std::int64_t kFewEditSlots = 2048, kMeanEntries = 640;
 inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits) {
   const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
@@ -93,8 +93,8 @@ constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes =
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
-// On CUDA: number of ranks per row that the workspace can list. They are candidates for the last column that top_p
-// keeps.
+// On CUDA: number of ranks per row that the workspace can list. The listed ranks are candidates for the last column
+// that top_p keeps.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;

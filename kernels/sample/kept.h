@@ -6,8 +6,8 @@
 
 namespace rlk {
 
-// One team processes rows [first, first + rows). Their counts are in kept_offsets[row + 1], and offsets replace them.
-// *closed tells whether an earlier row did not fit into kept_ids. The function updates *closed for later rows.
+// One team processes rows [first, first + rows). The rows' counts are in kept_offsets[row + 1], where offsets replace
+// them. *closed tells whether an earlier row did not fit into kept_ids. The function updates *closed for later rows.
 template <class Team>
 RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::int64_t first, std::int64_t rows,
                                   std::uint32_t* closed, SampleShared* shared) {

@@ -270,8 +270,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   RLK_DEVICE std::uint64_t candidate(int shard, std::int64_t i) const {
     return rank_of(of_.number(shard, at(i) + 1), of_.word(shard, at(i)));
   }
-  // Writes the kept columns with their z to firsts_, in ascending order of id, and returns their number. There are at
-  // most top_k columns.
+  // Writes the kept columns with their z to firsts_, in ascending order of id, and returns their number. A row keeps at
+  // most top_k columns here.
   RLK_DEVICE std::int64_t list_kept() const {
     std::uint64_t mine = 0;
     each_listed([&](std::uint64_t rank, float z) {
@@ -293,8 +293,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
   const RowPayloads<Team> of_;
 };
 
-// Runs after RowOfMerge, for a row that is cut. It builds the tree over the kept columns, draws, and writes the
-// results.
+// Runs after RowOfMerge, for a row that is cut. TreeOfMerge builds the tree over the kept columns, draws, and writes
+// the results.
 template <class Team, Exp kExp>
 class TreeOfMerge : RowTree<Team, NoLogits, kExp, Columns::kListed> {
   using Base = RowTree<Team, NoLogits, kExp, Columns::kListed>;

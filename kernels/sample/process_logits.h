@@ -64,7 +64,7 @@ struct Penalties {
   }
 };
 
-// The range of a row's entries. It is empty if the row's offsets are bad.
+// The range of a row's entries. The range is empty if the row's offsets are bad.
 struct RowSpan {
   std::int64_t begin, end;
   bool good;
@@ -153,7 +153,7 @@ class RowEdits {
 };
 
 // Computes columns [begin, end) of a row, and writes the row's faults to `found`. `all_words` is scratch memory with
-// one word per column. It may be the columns' own place in `out`.
+// one word per column. `all_words` may be the columns' own place in `out`.
 template <class Team, class T>
 RLK_DEVICE void process_columns(const Team& team, const ProcessLogitsParams& p, std::int64_t row, std::int64_t begin,
                                 std::int64_t end, std::uint32_t* all_words, std::uint32_t* found) {

@@ -72,7 +72,7 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     return kOk;
   }
 
-  // Writes the head of the payload, which is the same in every round. It sets all other words to 0.
+  // Writes the head of the payload, which is the same in every round, and sets all other words to 0.
   RLK_DEVICE void write_head(std::int32_t status) const {
     const std::int64_t words = partial_words(p_);
     for (std::int64_t i = team_.thread(); i < words; i += team_.threads()) team_.global(words_)[i] = 0;

@@ -179,10 +179,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     least_ = min_mass;
   }
 
-  // The first step of a search for the columns that reach a mass. It visits the surviving columns up to rank last_, and
-  // computes counts and masses of bins of equal width in z; z_first is the row's largest z. The columns of the bin in
-  // which the mass is reached go to the list if they fit. The columns before this bin also go to the list, if all of
-  // them fit. Returns the mass that the rest of the search must reach.
+  // The first step of a search for the columns that reach a mass. This step visits the surviving columns up to rank
+  // last_, and computes counts and masses of bins of equal width in z. z_first is the row's largest z. The columns of
+  // the bin in which the mass is reached go to the list if they fit. The columns before this bin also go to the list,
+  // if all of them fit. Returns the mass that the rest of the search must reach.
   // share, goal: the mass to reach is this share of the visited columns' mass, or `goal` if the share is 1.
   // last: receives the last rank of the list. keeps_list: receives whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,

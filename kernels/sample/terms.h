@@ -79,7 +79,7 @@ RLK_HD float left_bound(std::uint32_t r, float both) {
 // Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each sum is 0 or a normal number.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
 #if defined(__CUDA_ARCH__)
-  // The operands are exact in double, and the fma rounds once. Its result therefore has the sign of the exact
+  // The operands are exact in double, and the fma rounds once. The fma's result therefore has the sign of the exact
   // difference.
   return __fma_rn(__uint2double_rn(r), static_cast<double>(both), static_cast<double>(left) * -0x1p32) < 0.0;
 #else

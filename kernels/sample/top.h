@@ -1,5 +1,5 @@
 // The n best columns of a row of sample. Their log-probabilities use the root of a tree that an earlier pass computed.
-// It is the tree over the kept columns, or the tree of the raw pass. row.h defines a team.
+// That tree is the tree over the kept columns, or the tree of the raw pass. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/select.h"
@@ -77,9 +77,9 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     return z_at(j) != -infinity();
   }
 
-  // Appends columns without mass after the `found` columns with mass, in order of their ids. It reads the first 2n
-  // columns, or all columns of a smaller vocabulary. Fewer than n of them have mass, so n columns without mass are
-  // among them.
+  // Appends columns without mass after the `found` columns with mass, in order of their ids. The function reads the
+  // first 2n columns, or all columns of a smaller vocabulary. Fewer than n of the 2n columns have mass, so they include
+  // n columns without mass.
   RLK_DEVICE void fill(std::int64_t found) const {
     const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
     for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;

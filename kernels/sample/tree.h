@@ -140,8 +140,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
       }
     }
   }
-  // Sets `words` to the bits of the leaf's present columns. They come from the mask if it holds the kept set, else from
-  // `allowed`. kAll: all valid columns are present.
+  // Sets `words` to the bits of the leaf's present columns. The bits come from the mask if it holds the kept set, else
+  // from `allowed`. kAll: all valid columns are present.
   template <bool kAll>
   RLK_DEVICE void present_in_leaf(std::int64_t slot, std::int64_t first, int columns,
                                   std::uint32_t (&words)[kMaskWords]) const {

@@ -89,7 +89,7 @@ struct CentralTerms : EverySum {
   }
 };
 
-// The Batch of this pass. It reads Shared::pair, which the Batch of the earlier passes has written. Of also has
+// The Batch of this pass reads Shared::pair, which the Batch of the earlier passes has written. Of also has
 //   Batch; of_sequence(pair, sums, total), which may replace value b of a sequence's tokens by one for the sequence;
 //   kResults, metric(i), result(pair, total, i): the metrics that follow, and their values
 template <class Of>

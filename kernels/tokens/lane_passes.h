@@ -3,8 +3,8 @@
 // holds, so each lane ends with one sum.
 //
 // token_tiles computes the sums of tiles of positions. One wave processes a tile, or a block processes a tile of 2^tile
-// >= 1024 positions and each of its waves processes consecutive positions. HBM bandwidth bounds this pass. It reads
-// every array once, and a lane reads all its tokens with one load if addresses allow it.
+// >= 1024 positions and each of its waves processes consecutive positions. HBM bandwidth bounds this pass, which reads
+// every array once. A lane reads all its tokens with one load if addresses allow it.
 // sums_of_sequences computes the tree over the tiles of a sequence. A block processes several sequences.
 //
 // Gpu has
@@ -61,7 +61,8 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
 // All ones if the token counts, else 0. On CUDA the code is inline assembly, so that the compiler does not see a
-// comparison. It would keep the result of a comparison in a predicate register, and there are only seven of them.
+// comparison. The compiler would keep the result of a comparison in a predicate register, and there are only seven such
+// registers.
 template <class T>
 RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #if defined(__CUDA_ARCH__)

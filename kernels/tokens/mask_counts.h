@@ -93,8 +93,8 @@ class MaskStretch {
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // With this copy HIP's compiler knows that the flags are in global memory. It would not know that from the
-    // reference.
+    // With this copy HIP's compiler knows that the flags are in global memory. From the reference alone, the compiler
+    // would not know it.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;

@@ -1,6 +1,6 @@
 // Finds the sequences of consecutive packed tokens on a GPU. First the threads of a block search together for the
 // sequences of the block's first and last token. Each token's search is then limited to the range between these two
-// sequences. If sequences are long, the two are often the same.
+// sequences. If sequences are long, both tokens often lie in the same sequence.
 #pragma once
 
 #include <cstdint>

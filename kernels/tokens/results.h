@@ -1,5 +1,5 @@
 // The results of a batch of tokens. Each thread can compute one result. Nearly all results are a sum, a count or a
-// maximum among the batch's totals. Some of them are divided by the number of tokens or of sequences.
+// maximum among the batch's totals. Some results are divided by the number of tokens or of sequences.
 #pragma once
 
 #include <cstddef>

@@ -1,7 +1,7 @@
 // Sums in the order of math/tree_sum.h by teams of 32 lanes, shared by CUDA and HIP. A Team has a function writes(),
 // which tells whether this lane stores results: both halves of a wave of 64 lanes may do the same team's work. A Block
-// has team(), its number() in the block, the number of teams() (a power of two, at most 32), and barrier(). Its sums()
-// are floats in shared memory, one per team.
+// has team(), its number() in the block, the number of teams() (a power of two, at most 32), and barrier(). The Block's
+// sums() are floats in shared memory, one per team.
 #pragma once
 
 #include <type_traits>

@@ -36,8 +36,8 @@ using MaskOf = typename MaskType<F>::Type;
 constexpr int kTokenCounts = 6;
 constexpr int kTokenMaxima = 4;  // the values must not be negative
 
-// The type of what a token adds to a count. It is a mask for a single token. If a lane has several tokens, it is the
-// number of tokens for which the mask is set, so that registers need not hold the mask.
+// The type of what a token adds to a count. For a single token the type is a mask. If a lane has several tokens, it
+// adds the number of tokens for which the mask is set, so that registers need not hold the mask.
 template <class F>
 struct CountType {
   using Type = MaskOf<F>;
@@ -88,7 +88,7 @@ struct LowerSums : EverySum {
     return false;
   }
 };
-// For terms that only count. Their sums are never read.
+// For terms that only count. The sums of these terms are never read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };
@@ -192,7 +192,7 @@ RLK_HD F inside_or(F x, float low, float high, F value, F outside) {
   return select(x < broadcast<F>(low), outside, select(x > broadcast<F>(high), outside, value));
 }
 constexpr float kLargestFloat = 0x1.fffffep+127f;
-// e^x if the mask is set. Otherwise the result may be any value.
+// e^x if the mask is set. Where the mask is not set, the result may be any value.
 template <class F>
 RLK_HD F exp_where(MaskOf<F>, F x) {
   return exp(x);

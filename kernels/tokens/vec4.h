@@ -75,7 +75,7 @@ RLK_HD Vec4Mask operator>=(const Vec4& a, const Vec4& b) {
 RLK_HD Vec4Mask operator==(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] == b.v[i] ? -1 : 0; });
 }
-// Whether two values differ and neither is NaN. It takes one instruction.
+// Whether two values differ and neither is NaN. The test takes one instruction.
 RLK_HD Vec4Mask is_apart(const Vec4& a, const Vec4& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] < b.v[i] || a.v[i] > b.v[i] ? -1 : 0; });
 }
@@ -94,7 +94,7 @@ RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
     return y;
   });
 }
-// x if the token counts, else +0. It takes one instruction, without a predicate.
+// x if the token counts, else +0. The selection takes one instruction, without a predicate.
 RLK_HD Vec4 where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });
 }
@@ -115,8 +115,9 @@ RLK_HD Vec4 canonical_product(const Vec4& a) {
 #endif
 }
 
-// These functions replace the templates of terms.h. They take one instruction instead of a comparison and a selection.
-// If a bound is a zero, the result may be a zero of the other sign. No output of a caller depends on that sign.
+// These functions replace the templates of terms.h. Each function takes one instruction instead of a comparison and a
+// selection. If a bound is a zero, the result may be a zero of the other sign. No output of a caller depends on that
+// sign.
 #if defined(__CUDA_ARCH__)
 RLK_HD float min_or_nan(float a, float b) {
   float least;

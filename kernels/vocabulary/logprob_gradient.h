@@ -1,5 +1,6 @@
-// The gradient of one logit by the contract's formula. Probability is a tag type. Its `of` takes t >= -127 and computes
-// 2^t by the call's exponential. The result is 0 for t below -126. A t above 127 counts as 127, and a NaN stays NaN.
+// The gradient of one logit by the contract's formula. Probability is a tag type. Probability::of(t) takes t >= -127
+// and computes 2^t by the call's exponential. The result is 0 for t below -126. A t above 127 counts as 127, and a NaN
+// stays NaN.
 #pragma once
 
 #include "kernels/vocabulary/logprob_row.h"

@@ -15,7 +15,7 @@ constexpr int kGroupColumns = kGroupLeaves * kLeafColumns;
 constexpr int kNodeBytes = 16;  // m, S, E, Q
 
 // The leaves of each part are padded to a power of two, so that the indices of leaves follow the tree even across
-// parts. A group is 32 leaves with neighbouring indices. They are a range of one part if parts are long, or several
+// parts. A group is 32 leaves with neighbouring indices. The group is a range of one part if parts are long, or several
 // whole parts if parts are short.
 struct GroupGrid {
   int num_parts;        // parts of this shard: 1, 2, 4 or 8
@@ -73,7 +73,7 @@ RLK_DEVICE Group group_of_row(const GroupGrid& grid, int index) {
   return {part, index - part * grid.groups_per_part};
 }
 
-// The columns of a group. They are contiguous in memory even if the group holds several parts.
+// The columns of a group. A group's columns are contiguous in memory even if the group holds several parts.
 struct GroupColumns {
   int first;  // global column
   int count;  // 0 or negative if the group has no valid column

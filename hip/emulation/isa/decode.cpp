@@ -1,5 +1,5 @@
 // Turns a line of llvm-objdump's disassembly into the function that executes it. An unknown instruction is printed when
-// its module is loaded. It stops the process if a wave reaches it.
+// its module is loaded. If a wave reaches an unknown instruction, the process stops.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,5 +1,5 @@
 // Vector instructions on floats. Denormals are kept, as in the kernels' float mode. A NaN result is the first NaN
-// operand, made quiet. If no operand is a NaN, it is 0x7fc00000.
+// operand, made quiet. If no operand is a NaN, the result is 0x7fc00000.
 #include <algorithm>
 #include <limits>
 
@@ -71,7 +71,7 @@ T saturated(double x) {
 }
 
 // The three instructions of a division, as AMD's description of the instruction set defines them. The description does
-// not define the case that only 1/d is denormal. Here the divisor is then scaled by 2^-64.
+// not define the case that only 1/d is denormal. In that case this function scales the divisor by 2^-64.
 u32 division_scaled(u32 value, u32 divisor, u32 dividend, bool& scaled) {
   const float d = as_float(divisor), n = as_float(dividend);
   const auto by = [&](int e) { return as_bits(std::ldexp(as_float(value), e)); };

@@ -97,8 +97,8 @@ std::mt19937& generator() {
   return rng;
 }
 
-// Counts of each kernel's launches and of its instructions that ran. They are appended to the file RLK_ISA_STATS at the
-// end of the process.
+// Counts of each kernel's launches and of its instructions that ran. The counts are appended to the file RLK_ISA_STATS
+// at the end of the process.
 struct Statistics {
   u64 launches = 0, blocks = 0, waves = 0, instructions = 0;
   Code* code = nullptr;
@@ -239,7 +239,7 @@ bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
 
 using Waves = std::vector<std::unique_ptr<Wave>>;
 
-// Called when every wave waits or has ended. Lets the waiting waves continue, and returns whether there are any.
+// Called when every wave waits or has ended. Lets the waiting waves continue, and returns whether any wave waited.
 bool pass_barrier(Waves& waves, int count) {
   const Wave* first = nullptr;
   bool ended = false;

@@ -1,6 +1,5 @@
-// Matrix instructions. This file has its own code for layouts, so tests find a wrong layout in a kernel. For the
-// arithmetic it uses the published rule in rlk/math/mma_model.h. The CPU backend uses the same rule, so tests do not
-// find a wrong rule.
+// Matrix instructions. This file has its own code for layouts, so tests find a wrong layout in a kernel. The arithmetic
+// is the published rule in rlk/math/mma_model.h. The CPU backend uses the same rule, so tests do not find a wrong rule.
 #include "operands.h"
 #include "rlk/math/mma_model.h"
 

@@ -49,7 +49,7 @@ inline u32 part_of(u32 x, const Operand& o) {
   return x;
 }
 
-// Returns the bits of every lane. They are written to `own` if no register holds exactly these bits.
+// Returns the bits of every lane. The bits are written to `own` if no register holds exactly these bits.
 inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, int bits = 32) {
   if (o.kind == Operand::kVector) {
     if (o.part == kDword) return w.v[o.index];

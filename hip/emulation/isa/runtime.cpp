@@ -1,5 +1,6 @@
-// Replaces libamdhip64: defines the functions that hip/common/runtime.cpp looks up. Its devices run the machine code of
-// the embedded bundles, one instruction after another. These environment variables are read when they are used:
+// Replaces libamdhip64: defines the functions that hip/common/runtime.cpp looks up. The devices of this library run the
+// machine code of the embedded bundles, one instruction after another. The following environment variables are read
+// when they are used:
 //   RLK_STANDIN_ARCH      gfx942 (default) or gfx90a: which code object of a bundle runs
 //   RLK_STANDIN_ORDER     forward, backward or shuffled: the order of blocks and of waves. With "shuffled" the running
 //                         wave changes after 1 to 50 instructions, at random with the seed RLK_ISA_SEED
@@ -61,8 +62,8 @@ u64 word(const u8* p) {
 }
 constexpr std::string_view kMagic = "__CLANG_OFFLOAD_BUNDLE__";
 
-// Returns the code object of the current architecture in a bundle, or nullptr if the bundle has none. It is loaded only
-// once.
+// Returns the code object of the current architecture in a bundle, or nullptr if the bundle has none. Each code object
+// is loaded only once.
 Code* code_of(const u8* image) {
   static auto& loaded = *new std::map<std::pair<const u8*, std::string>, std::unique_ptr<Code>>;
   const std::string wanted = arch();
