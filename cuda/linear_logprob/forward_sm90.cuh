@@ -1,10 +1,10 @@
 // Fused head for more than 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
-// statistics of the accumulators. No logits reach memory. The tensor cores and their power bound this kernel.
+// statistics of the accumulators. No logits are written to memory. The tensor cores and their power limit this kernel.
 //
 // Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One warpgroup processes
-// the logits of its tile while the other multiplies. A pair of tiles is three leaves. The first warpgroup computes the
-// first leaf's statistics. This warpgroup hands its 64 columns of the second leaf, as z, to the thread of the second
-// warpgroup with the same rows and chains.
+// the logits of its tile while the other warpgroup multiplies. A pair of tiles has three leaves. The first warpgroup
+// computes the first leaf's statistics. Each of its threads passes z of its columns among the second leaf's first 64
+// columns to the thread of the second warpgroup that has the same rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -26,7 +26,7 @@ struct alignas(16) PairShared {
   float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
   float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for each warpgroup
-  PairWork work[PairTile::kWarpgroups];           // in shared memory, since the accumulators take the registers
+  PairWork work[PairTile::kWarpgroups];           // in shared memory, because the accumulators need the registers
   int pairs_before[PairTile::kWarpgroups];        // pairs in the warpgroup's earlier PairWork items
   std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;
 };
@@ -38,7 +38,7 @@ struct PairSharedNodes {
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));
 
-// Adds a pair's leaves of the thread's row to the trees of the run's nodes, or stores the leaves unchanged.
+// Adds a pair's leaves, for the thread's row, to the trees of the run's nodes, or stores the leaves unchanged.
 template <bool kMoments>
 __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& work, int pair,
                                            PairSharedNodes<kMoments>& nodes, int row) {
@@ -76,15 +76,15 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   }
 }
 
-// The thread's index in its warpgroup. The code reads it at each use, since values derived from it would not fit in
-// registers beside the accumulators.
+// The thread's index in its warpgroup. Each call reads it again, because registers have no room for values derived from
+// it besides the accumulators.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
   return index % kWarpgroup;
 }
 
-// The rows of a tile that a thread of a warpgroup has: two in each half.
+// A row of the tile that a thread of a warpgroup has. A thread has two rows in each half of the tile.
 __device__ __forceinline__ int row_in_tile(int thread, int half, int h) {
   return half * 64 + thread / 32 * 16 + thread % 32 / 4 + 8 * h;
 }
@@ -92,7 +92,7 @@ __device__ __forceinline__ int first_column(const HeadColumns& columns, const Pa
   return columns.part_first[work.part] + work.run * kRunColumns + work.first_pair * kPairColumns;
 }
 
-// Turns the accumulators of a warpgroup's tile into z, and stores z of each row's target.
+// Converts the accumulators of a warpgroup's tile to z, and stores z of each row's target.
 template <HeadLogits kLogits>
 __device__ __forceinline__ void make_tile_logits(const HeadLaunch& g, const PairShared& fixed, int warpgroup, int pair,
                                                  float (&d)[PairTile::kHalves][PairTile::kFragment]) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           load(head, g.k_steps - g.lora_steps);
           load(lora, g.lora_steps);
         }
-        if (index < items.full.whole) {  // every block computes a whole run
+        if (index < items.full.whole) {  // all blocks compute whole runs
           if (elect_one()) wait_for_other_loaders();
           __syncwarp();
         }
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll 1
   for (int index = blockIdx.x; exists(index); index += gridDim.x) {
     const PairWork& work = fixed.work[warpgroup];
-    all_warps();  // no thread reads the rows of the previous work any more
+    all_warps();  // all threads have read the rows of the previous work
     if (thread_index() == 0) {
       fixed.pairs_before[warpgroup] += work.pairs;
       fixed.work[warpgroup] = pair_work(g.columns, items, index);
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
     all_warps();
     {
       const int mine = thread_index();
-      int row = work.row_block * kPairRows + mine;  // the row among scored groups, then in the call
+      int row = work.row_block * kPairRows + mine;  // the row's index among scored groups, later in the call
       if (g.groups != nullptr) {
         const int group = g.groups->group[row / kScoredGroupRows];
         row = group < 0 ? g.rows : group * kScoredGroupRows + row % kScoredGroupRows;
@@ -258,9 +258,9 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           }
         }
       };
-      // The statistics' instructions exist once per warpgroup, and columns are moved to the registers that they read.
-      // When each leaf and each half of the rows had its own copy, the instructions left the cache, and the other
-      // warpgroup's products waited.
+      // The code of the statistics exists once per warpgroup, and columns are moved to the registers that it reads.
+      // When each leaf and each half of the rows had its own copy of the code, the instruction cache overflowed, and
+      // the other warpgroup's products waited.
       if (warpgroup == 0) {
         mbarrier_wait_block(handed_empty, parity ^ 1);
         {

@@ -1,5 +1,6 @@
 // Gradients of the logits of some rows and columns on compute capability 9.0: hidden @ weight^T as linear computes it,
-// then the gradient of each accumulator, rounded to the operands' type. The logits themselves never reach memory.
+// then the gradient for each accumulator, rounded to the operands' type. The logits themselves are never written to
+// memory.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -16,9 +17,9 @@
 namespace rlk::cuda {
 
 using GradientTile = PingPongTile<192>;
-constexpr int kGradientStaging = kStoreBoxBytes;  // bytes of a warpgroup; the rest of shared memory holds stages
+constexpr int kGradientStaging = kStoreBoxBytes;  // bytes per warpgroup; the rest of shared memory holds stages
 
-// Values that the gradients of a row's logits need. Row is BackwardRow, or SmoothedRow under label smoothing.
+// Values that the gradients of a row's logits need. Row is BackwardRow, or SmoothedRow with label smoothing.
 template <class Row>
 struct alignas(16) GradientRow {
   Row row;
@@ -26,7 +27,7 @@ struct alignas(16) GradientRow {
   bool empty;
 };
 
-// The gradient's constants for row `at` of `groups`.
+// The constants for the gradients of row `at` of `groups`.
 template <class Row>
 __device__ __forceinline__ GradientRow<Row> gradient_row(const LogprobBackwardParams& p, const ScoredGroups& groups,
                                                          int at) {
@@ -50,7 +51,7 @@ constexpr int kGradientFixedBytes = 1024 + GradientTile::kWarpgroups*(kGradientS
                                                8;
 static_assert(kGradientRowBytes<BackwardRow> == GradientTile::kBM * 32);
 
-// Turns the accumulators of columns from `column` on into the logits' gradients.
+// Converts the accumulators of columns from `column` on to gradients of the logits.
 template <class T, Exp kExp, bool kRounded, class Row, int kFragment>
 __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const GradientRow<Row> (&rows)[2], int column,
                                                int valid, int lane) {
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   const auto arrive = [&](std::uint32_t barrier) {
     if (elect_one()) mbarrier_arrive(barrier);
   };
-  const std::int64_t left = p.valid_vocab - p.vocab_start;  // columns past valid_vocab have no gradient
+  const std::int64_t left = p.valid_vocab - p.vocab_start;  // columns from valid_vocab on have no gradient
   const int valid = static_cast<int>(left < p.num_columns ? left : p.num_columns);
   auto* const tile_rows =
       reinterpret_cast<GradientRow<Row>*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
   if (warpgroup == 1) skip_stages(&ring, g.k_steps);
   int parity = warpgroup == 0;  // the second warpgroup follows the first; the first warpgroup follows the previous tile
   for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
-    all_warps();  // no thread reads the rows of the previous tile any more
+    all_warps();  // all threads have read the rows of the previous tile
     const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;
     tile_rows[mine] = gradient_row<Row>(p, *groups, tile_of(turn).a + mine);
     all_warps();

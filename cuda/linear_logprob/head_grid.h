@@ -1,4 +1,4 @@
-// The columns of a vocabulary, and their cut into tiles and strips for few rows.
+// The columns of a vocabulary, and how they are divided into tiles and strips for few rows.
 #pragma once
 
 #include <algorithm>
@@ -22,15 +22,15 @@ struct HeadColumns {
 };
 RLK_HD int strips_of(const HeadColumns& columns) { return columns.num_parts * columns.strips_per_part; }
 
-// The number of blocks of rows in `groups`, at least one; row_blocks if `groups` is null.
+// The number of blocks of rows that `groups` fills, at least one; row_blocks if `groups` is null.
 RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int block_rows) {
   if (groups == nullptr) return row_blocks;
   const int scored = (groups->count * kScoredGroupRows + block_rows - 1) / block_rows;
   return scored > 0 ? scored : 1;
 }
 
-// Items of work for at most kSmallM rows. Whole strips keep all blocks equally busy; the remaining strips are divided
-// into tiles.
+// Items of work for at most kSmallM rows. Each block gets the same number of whole strips; the remaining strips are
+// divided into tiles.
 struct HeadItems {
   int whole, all;  // items from `whole` on are tiles; each has a node
 };
@@ -42,8 +42,8 @@ RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
 // A block's work: consecutive tiles of a strip.
 struct HeadWork {
   int part, strip;        // `strip` counts within the part
-  int first_tile, tiles;  // position in the strip, and number of tiles: 0 past the end of the part
-  bool whole;             // the node belongs to the whole strip
+  int first_tile, tiles;  // position in the strip; number of tiles, 0 after the end of the part
+  bool whole;             // the work is a whole strip and gives one node
   int slot;               // index among the nodes of tiles
 };
 
@@ -74,7 +74,7 @@ RLK_HD int next_power_of_two(int n) {
   return power;
 }
 
-// The most nodes of all parts that a warp has room for (tree_over_nodes).
+// The largest number of nodes, of all parts together, for which a warp has room (tree_over_nodes).
 constexpr int kMostNodes = 1024;
 
 }  // namespace rlk::cuda

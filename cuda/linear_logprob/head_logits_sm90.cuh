@@ -1,5 +1,5 @@
-// Arguments of the fused head's kernels, and their work before statistics: z of rule 8, z of the target, and the rows
-// of a tile.
+// Arguments of the fused head's kernels, and their steps before the statistics: z of rule 8, z of the target, and the
+// rows of a tile.
 #pragma once
 
 #include "../common/element_dtype.cuh"
@@ -12,7 +12,7 @@ namespace rlk::cuda {
 struct HeadLaunch {
   HeadColumns columns;
   int row_blocks, blocks;      // blocks of rows; thread blocks that run at once
-  const ScoredGroups* groups;  // only the rows of these groups are multiplied; null: all rows
+  const ScoredGroups* groups;  // the groups whose rows are multiplied; null: all rows
   const void* bias;            // [columns], or null
   const void* target;
   const float* temperature;  // [rows], or null: temperature_value
@@ -22,14 +22,16 @@ struct HeadLaunch {
   std::int64_t target_stride, vocab_start;
   float temperature_value, logit_scale, softcap, inverse_softcap;
   int rows, padded_rows, last_rows, last_columns, stages;
-  int k_steps, lora_steps;  // stages of a tile, LoRA's last ones included; stages of LoRA
+  int k_steps, lora_steps;  // stages of a tile, including LoRA's stages at the end; stages of LoRA
   DType bias_dtype, target_dtype, logits_dtype;
 };
 
-// The steps between accumulators and z (rule 8): none, rounding to bf16, or the steps that the launch's arguments give.
+// The steps from accumulators to z (rule 8): no step, rounding to bf16, or the steps that the launch's arguments
+// request.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
-// Rounds two accumulators to bf16 in place. With separate conversions ptxas would keep both forms in registers.
+// Rounds two accumulators to bf16 in place. With separate conversions ptxas would keep rounded and unrounded values in
+// registers.
 __device__ __forceinline__ void round_pair(float* low, float* high) {
   std::uint32_t a = __float_as_uint(*low), b = __float_as_uint(*high);
   asm("{\n.reg .b32 both;\ncvt.rn.bf16x2.f32 both, %3, %2;\nshl.b32 %0, both, 16;\nand.b32 %1, both, 0xffff0000;\n}\n"
@@ -38,14 +40,14 @@ __device__ __forceinline__ void round_pair(float* low, float* high) {
   *low = __uint_as_float(a), *high = __uint_as_float(b);
 }
 
-// The first of a lane's two columns among eight. The code reads it again at each use, to save registers.
+// The first of a lane's two columns among eight columns. Each call reads the lane index again, which saves registers.
 __device__ __forceinline__ int quad_column() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane % 4 * 2;
 }
 
-// Turns accumulators of columns from `column` on into z, and into -Inf from column `last` on.
+// Converts accumulators of columns from `column` on to z, or to -Inf from column `last` on.
 template <HeadLogits kLogits, int kFragment>
 __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last) {
 #pragma unroll
@@ -57,8 +59,8 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
     if constexpr (kLogits == HeadLogits::kGeneral) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        // Each pair has a branch whose condition the compiler cannot merge with the other conditions. Without these
-        // branches all temporaries would be live at once and not fit in registers.
+        // Each pair has a branch whose condition the compiler cannot merge with other conditions. Without these
+        // branches, the temporaries of all pairs would be live at once, and registers have no room for them.
         int end = last;
         asm volatile("" : "+r"(end));
         if (column + 8 * j >= end) continue;
@@ -85,7 +87,7 @@ __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFra
 }
 
 // A thread's two values of its row h in the j-th eight columns, counted from column 8 kFirst. j is the same in all
-// lanes. Bisection finds them, since registers have no addresses.
+// lanes. Registers cannot be indexed, so a bisection selects the values.
 template <int kFirst, int kCount, int kFragment>
 __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, int h) {
   if constexpr (kCount == 1) {
@@ -97,9 +99,9 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
   }
 }
 
-// The rows of a tile that begins at `row`. This index counts only rows of scored groups. A whole warp calls this
-// function. Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile fits no
-// tile that begins elsewhere.
+// The rows of a tile that begins at `row`, an index that counts only rows of scored groups. All lanes of a warp call
+// this function. Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile can
+// only be used for that tile.
 template <int kRows>
 __device__ __forceinline__ TileRows<kRows> tile_rows(const HeadLaunch& g, int row) {
   constexpr int kGroups = TileRows<kRows>::kGroups;

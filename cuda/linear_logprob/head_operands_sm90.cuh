@@ -1,5 +1,5 @@
-// Loads of a head's operands by TMA on compute capability 9.0: hidden states and weights. With LoRA the
-// stages of u and lora_b follow in the same ring and add to the same accumulators.
+// Loads a head's operands by TMA on compute capability 9.0: hidden states and weights. With LoRA, stages of u and
+// lora_b follow in the same ring, and their products add to the same accumulators.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@
 
 namespace rlk::cuda {
 
-// Maps of one contraction. A box of the `last` maps has the rows of the last tile; a box of group_x has the rows of a
-// group.
+// Tensor maps of one contraction. A box of the `last` maps has the rows of the last tile, and a box of group_x has the
+// rows of one group.
 struct HeadMaps {
   CUtensorMap x, last_x, group_x, w, last_w;
 };
 
-// Rows of a tile of hidden states. `left` rows exist from row `first` on. If `count` is not 0, the rows are groups of
-// rows at any position. Kernels look up all groups before a tile's first stage: a look-up for each box took a seventh
-// longer.
+// Rows of a tile of hidden states. If `count` is 0, the tile begins at row `first`, and `left` rows exist from there
+// on. Otherwise the rows are `count` groups at any position. Kernels look up all groups before a tile's first stage,
+// because a look-up for each box made the kernel a seventh slower.
 template <int kRows>
 struct TileRows {
   static constexpr int kGroups = kRows / kScoredGroupRows;
@@ -28,7 +28,7 @@ struct TileRows {
   std::uint32_t pairs[kGroups / 2] = {};  // pairs of groups, 16 bits each: a loader has 40 registers
 };
 
-// Loads a box for each group, in place of a Portion.
+// Used in place of a Portion; loads one box for each group.
 template <int kRows>
 struct GroupsPortion {
   const CUtensorMap* map;
@@ -45,9 +45,9 @@ struct GroupsPortion {
   }
 };
 
-// Loads the stages of a tile: these rows, and columns from `column` on. A whole warp calls this function. `last_rows`,
-// `last_columns`: sizes of the last tiles. kWeightsPass: weights leave L2 before the hidden states, which the next
-// tiles load again.
+// Loads the stages of a tile, for the given rows and the columns from `column` on. All lanes of a warp call this
+// function. `last_rows`, `last_columns`: sizes of the last tiles. kWeightsPass: L2 evicts weights before hidden states,
+// because the next tiles load the hidden states again.
 template <int kRows, int kColumns, bool kWeightsPass = false, class Ring>
 __device__ __forceinline__ void load_stages(Ring* ring, const HeadMaps& maps, int steps, const TileRows<kRows>& rows,
                                             int last_rows, int column, int columns_left, int last_columns) {
@@ -72,10 +72,10 @@ inline int last_tile(int rows, int tile) { return static_cast<int>(round_up_8(ro
 struct HeadOperand {
   const void* data;
   std::int64_t rows, stride;
-  int tile, last;  // rows of a tile; of the last tile, or 0 if that is full
+  int tile, last;  // rows of a tile; rows of the last tile, or 0 if it is full
 };
 inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOperand& x, const HeadOperand& w) {
-  // Each weight is read once if one tile holds all rows of x.
+  // If one tile holds all rows of x, each weight is read only once.
   const L2Reads reads = x.rows <= x.tile ? L2Reads::k128Bytes : L2Reads::k256Bytes;
   const auto map = [&](const HeadOperand& o, int box_rows) {
     // The stride of a single row has no meaning, and TMA may refuse it.
@@ -91,8 +91,8 @@ inline HeadMaps head_maps(DType dtype, std::int64_t contraction, const HeadOpera
   return maps;
 }
 
-// Maps of hidden states and weights, and maps of u (contiguous rows of lora_rank) and lora_b. Without LoRA the second
-// maps equal the first maps.
+// `head` has the maps of hidden states and weights. `lora` has the maps of lora_b and of u, whose rows of lora_rank
+// elements are contiguous. Without LoRA, `lora` equals `head`.
 struct AllHeadMaps {
   HeadMaps head, lora;
 };

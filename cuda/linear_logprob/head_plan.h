@@ -22,12 +22,12 @@ inline HeadColumns head_columns(const LogprobInput& p) {
     const int count = columns.part_last[i] - columns.part_first[i];
     columns.longest = std::max(columns.longest, count);
   }
-  // A shard that holds only padding has one strip, too.
+  // A shard that holds only padding also has one strip.
   columns.strips_per_part = std::max(1, (columns.longest + kStripColumns - 1) / kStripColumns);
   return columns;
 }
 
-// Workspace of few rows: target_z, nodes of strips, nodes of tiles, each at a multiple of 16 bytes.
+// Workspace of a call with few rows: target_z, nodes of strips, nodes of tiles, each at a multiple of 16 bytes.
 struct HeadWorkspace {
   std::int64_t nodes, tile_nodes, bytes;
 };
@@ -37,9 +37,9 @@ inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
   return {nodes, tile_nodes, tile_nodes + (items.all - items.whole) * kStripTiles * of_strip};
 }
 
-// Workspace of a call with more rows: their groups, target_z, nodes of whole runs, leaves of single pairs, each at a
-// multiple of 16 bytes. The layout serves any number of rows up to `row_blocks` blocks, since the number of scored rows
-// is not known here. node_bytes: bytes of a node.
+// Workspace of a call with more rows: groups of rows, target_z, nodes of whole runs, leaves of single pairs, each at a
+// multiple of 16 bytes. The host does not know the number of scored rows, so the layout serves any number up to
+// `row_blocks` blocks. node_bytes: bytes of a node.
 struct PairWorkspace {
   std::int64_t target_z, nodes, pair_nodes, bytes;
 };
@@ -65,14 +65,15 @@ inline bool has_moments(const LinearLogprobParams& p) {
 // Bytes of a node. Without moments it has only a reference and a sum.
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
-// Whether the kernel for few rows serves a call. Calls for which this kernel lacks registers take the other kernel.
+// Whether the kernel for few rows serves a call. If this kernel would lack registers for a call, the other kernel
+// serves it.
 inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
   return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
-// Whether a warp has room for the nodes of all parts. A warp lacks room from about a million columns on.
+// Whether a warp has room for the nodes of all parts. From about a million columns on, it has no room.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }

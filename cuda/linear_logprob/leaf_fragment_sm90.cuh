@@ -1,7 +1,7 @@
 // Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves per row. Thread t of a
 // warpgroup holds two of its warp's sixteen rows, r and r + 8 with r = t / 4 % 8. In these rows it holds columns 8 j +
-// 2 (t % 4) + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics, so all work that
-// can wait runs beside the next tile's products.
+// 2 (t % 4) + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics. So all work that
+// can wait runs while the next tile's products run.
 #pragma once
 
 #include "../common/element.cuh"
@@ -22,10 +22,10 @@ __device__ __forceinline__ float leaf_addend(float m) {
 }
 
 constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
-constexpr int kTileLeaves = 2, kTileRows = 2;     // leaves and rows of a tile per thread
+constexpr int kTileLeaves = 2, kTileRows = 2;     // leaves per tile; a thread's rows of a tile
 
-// Sums over a lane's two chains of one row's leaf. The sums of a quad's four lanes together are the leaf's (rule 5's
-// tree).
+// A lane's sums over its two chains of one row's leaf. The tree over the four lanes of a quad gives the leaf's sums
+// (rule 5).
 template <bool kMoments>
 struct TwoChains {
   float S[2] = {0.0f, 0.0f}, E[2] = {0.0f, 0.0f}, Q[2] = {0.0f, 0.0f};
@@ -41,18 +41,18 @@ struct TwoChains {
   }
 };
 
-// A lane's shares of the statistics of its rows' leaves in a tile, [leaf][row].
+// A lane's parts of the statistics of its rows' leaves in a tile, [leaf][row].
 struct TileShares {
   SoftmaxStats of[kTileLeaves][kTileRows];
 };
 
-// Combines the nodes a and b of both rows; a receives their parents. All lanes call this function.
+// For each of the two rows, combines the nodes a and b, and stores their parent in a. All lanes call this function.
 template <bool kMoments>
 __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const SoftmaxStats (&b)[kTileRows]) {
   bool usable = true;
 #pragma unroll
   for (int h = 0; h < kTileRows; ++h) usable = usable && abs_of(a[h].m) < infinity() && abs_of(b[h].m) < infinity();
-  if (__all_sync(kQuadLanes, usable)) {  // combine() without its branches, which cost more than its other instructions
+  if (__all_sync(kQuadLanes, usable)) {  // combine() without its branches, which take most of its time
 #pragma unroll
     for (int h = 0; h < kTileRows; ++h) {
       const float m = fmaxf(a[h].m, b[h].m), least = -600.0f;
@@ -71,15 +71,15 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
   for (int h = 0; h < kTileRows; ++h) a[h] = combine(a[h], b[h]);
 }
 
-// A lane's shares of the statistics of kLeaves leaves of two rows. z(leaf, j, h) gives the lane's two columns of row h
-// among the eight from 8 j on, or -Inf past the end. Maxima and chains of both rows are interleaved, so that
-// one row computes while the other waits for its shuffles.
+// Computes a lane's parts of the statistics of kLeaves leaves of two rows. z(leaf, j, h) returns the lane's two columns
+// of row h among the eight columns from 8 j on, or -Inf after the end. Maxima and chains of both rows are interleaved,
+// so one row's instructions run while the other row waits for its shuffles.
 template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {
-  // The clamp does not change S: the largest exponential of the leaf is at least 1/2, and terms of 2^-120 or less are
-  // rounded away beside it. The clamp matters only for sums of z, for sums of squares, and for the exponents of the
-  // portable exponential.
+  // The clamp does not change S: the largest exponential of the leaf is at least 1/2, so adding terms of 2^-120 or less
+  // does not change the rounded sum. The clamp matters only for sums of z, for sums of squares, and for the exponents
+  // of the portable exponential.
   constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
   float largest[kLeaves][kTileRows], smallest[kLeaves][kTileRows];
 #pragma unroll
@@ -106,7 +106,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
       }
     }
   }
-  // Well inside the bounds of leaf_reference: no column is clamped or missing, and no row fails.
+  // The simple case lies well inside the bounds of leaf_reference: no column is clamped or missing, and no row fails.
   float m[kLeaves][kTileRows];
   bool simple = true;
 #pragma unroll
@@ -163,14 +163,15 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
         const float2 x = z(leaf, j, h);
         add(0, x.x), add(1, x.y);
       }
-      // If a leaf's statistics need no sums, one lane holds them, and the other lanes add nothing.
+      // If a leaf's statistics need no sums, one lane of the quad holds the statistics, and the other lanes add
+      // nothing.
       if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
       shares[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }
   }
 }
 
-// Combines a quad's shares into the leaves' nodes, in all of its lanes.
+// Adds the parts of a quad's four lanes. All four lanes then hold the leaves' nodes.
 template <bool kMoments, int kLeaves>
 __device__ __forceinline__ void add_shares(SoftmaxStats (&shares)[kLeaves][kTileRows]) {
 #pragma unroll
@@ -190,14 +191,13 @@ __device__ __forceinline__ void add_shares(SoftmaxStats (&shares)[kLeaves][kTile
   }
 }
 
-// A thread's two columns of row h among the accumulators: in the eight from 8 j on of a leaf that begins at fragment
-// `first`.
+// A thread's two accumulators of row h in the eight columns from 8 j on, of a leaf that begins at fragment `first`.
 template <int kFragment>
 __device__ __forceinline__ float2 columns_of(const float (&d)[kFragment], int first, int j, int h) {
   return make_float2(d[4 * (first + j) + 2 * h], d[4 * (first + j) + 2 * h + 1]);
 }
 
-// The rows' nodes of a tile of two leaves, from the shares of a quad's lanes.
+// Each row's node over a tile's two leaves, from the parts of a quad's lanes.
 template <bool kMoments>
 __device__ __forceinline__ void tile_nodes(TileShares* shares, SoftmaxStats (&node)[kTileRows]) {
   add_shares<kMoments>(shares->of);

@@ -15,13 +15,13 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kManyRows = 2048;   // with fewer rows each loaded weight is reused less
+constexpr std::int64_t kManyRows = 2048;   // with fewer rows, each loaded weight is used less often
 constexpr std::int64_t kFewestRows = 128;  // the rows of a block
 
-// The rows whose nodes take at most 16 MiB; more rows are no faster.
+// The number of rows whose nodes take at most 16 MiB. With more rows at once, a call is not faster.
 std::int64_t rows_at_once(const LinearLogprobParams& p) { return has_moments(p) ? 4096 : 8192; }
 
-// LoRA's part of the workspace, which comes first: u of some rows, and the fp32 sums from which it is rounded.
+// LoRA's part of the workspace, which comes first: u of some rows, and the fp32 sums that are rounded to u.
 struct LoraBytes {
   std::int64_t u, all;
   LoraBytes(const Head& head, std::int64_t rows) {
@@ -31,7 +31,7 @@ struct LoraBytes {
   }
 };
 
-// Whether TMA can read lora_b, and u, which is contiguous.
+// Whether TMA can read lora_b and u. The rows of u are contiguous.
 bool reads_lora(const Head& head, std::int64_t columns) {
   const RowLayout rows{std::max<std::int64_t>(columns, 1), 0, head.lora_b_stride};
   return head.lora_rank == 0 || (head.lora_rank % 8 == 0 && head.lora_rank < std::int64_t{1} << 30 &&

@@ -1,5 +1,5 @@
-// The cut of a vocabulary's columns into tiles of a leaf and a half, pairs of tiles, and runs of pairs. An item of work
-// is a block of rows and a run.
+// Divides a vocabulary's columns into tiles of one and a half leaves, pairs of tiles, and runs of pairs. An item of
+// work is a run, or a pair, for one block of rows.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,9 @@ RLK_HD PartRuns part_runs(const HeadColumns& columns) {
   return {all, pairs - (all - 1) * kRunPairs};
 }
 
-// Runs of equal length, over all blocks of rows. One block computes each of the first `whole` runs. `whole` is a
-// multiple of the number of blocks, so all blocks are equally busy. Other items are single pairs.
+// Work items for runs of equal length, over all blocks of rows. Each of the first `whole` items is a whole run, which
+// one thread block computes. `whole` is a multiple of the number of thread blocks, so all of them get equal work. All
+// other items are single pairs.
 struct RunItems {
   int runs;        // runs per row block
   int all, whole;  // items
@@ -36,9 +37,9 @@ struct RunItems {
 };
 struct PairItems {
   int row_blocks, group_rows;  // blocks of rows; number of blocks of rows that run close in time, for L2
-  RunItems full, ends;         // runs of kRunPairs, and the last of each part
+  RunItems full, ends;         // runs of kRunPairs pairs; the last run of each part
 };
-// Chosen field by field: a choice between two structs would put both in memory.
+// The fields are chosen one by one: a choice between two structs would put both structs in memory.
 RLK_HD RunItems of_kind(const PairItems& items, bool ends) {
   return {ends ? items.ends.runs : items.full.runs, ends ? items.ends.all : items.full.all,
           ends ? items.ends.whole : items.full.whole, ends ? items.ends.pairs : items.full.pairs};
@@ -64,17 +65,17 @@ RLK_HD int pair_work_items(const PairItems& items) {
 // Neighbouring pairs of a run, and their block of rows.
 struct PairWork {
   int row_block, part, run;  // `run` counts within the part
-  int first_pair, pairs;     // range of the run's pairs; pairs is 0 past the end of the part
+  int first_pair, pairs;     // range of the run's pairs; `pairs` is 0 after the end of the part
   int slot;                  // index among single pairs; -1: a whole run
 };
 
-// Columns of a part from a run on; below 1 past the end of the part.
+// Number of columns of a part from a run on; below 1 after the end of the part.
 RLK_HD int columns_from(const HeadColumns& columns, int part, int run) {
   return columns.part_last[part] - columns.part_first[part] - run * kRunColumns;
 }
 
-// Runs are the outer loop, blocks of rows in a group the inner loop. A group's rows stay in L2 while the weights
-// stream.
+// The work item of an index. Runs are the outer loop, and the blocks of rows of a group are the inner loop. So a
+// group's rows stay in L2 while the weights stream.
 RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, int index) {
   PairWork work;
   bool ends;
@@ -95,7 +96,7 @@ RLK_HD PairWork pair_work(const HeadColumns& columns, const PairItems& items, in
   const int runs = ends ? items.ends.runs : items.full.runs, per_part = runs / columns.num_parts;
   const int per_group = items.group_rows * runs;
   const int group = item / per_group, in_group = item - group * per_group, first = group * items.group_rows;
-  const int rows_left = items.row_blocks - first;  // 0 for an index past the last, which is no work
+  const int rows_left = items.row_blocks - first;  // 0 for an index after the last item
   const int height = rows_left < 1 ? 1 : rows_left < items.group_rows ? rows_left : items.group_rows;
   const int run = in_group / height;
   work.row_block = first + in_group - run * height;
@@ -113,7 +114,7 @@ RLK_HD int nodes_per_part(const HeadColumns& columns) {
   return (longest + kNodeLeaves * kLeafColumns - 1) / (kNodeLeaves * kLeafColumns);
 }
 
-// The nodes of a run of a row block: -1 for a whole run, else the first slot of its single pairs.
+// Where the nodes of a run of a row block lie: -1 for a whole run, otherwise the slot of the first of its single pairs.
 RLK_HD int first_slot(const HeadColumns& columns, const PairItems& items, int row_block, int part, int run) {
   const int full_runs = items.full.runs / columns.num_parts;
   const bool ends = run == full_runs;

@@ -1,4 +1,5 @@
-// The second launch of the fused head. A warp computes a row's outputs from its nodes; for few rows a block does.
+// The second launch of the fused head. A warp computes a row's outputs from the row's nodes. For few rows a block does
+// so.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -9,7 +10,7 @@
 
 namespace rlk::cuda {
 
-constexpr int kRootWarps = 8;       // warps of a block; each computes one row
+constexpr int kRootWarps = 8;       // warps per block; each computes one row
 constexpr int kWarpsOfSmallM = 16;  // warps per row
 
 struct HeadNodes {
@@ -23,8 +24,8 @@ struct HeadNodes {
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
-// One of the kStripTiles leaves of a strip's tree: the tile's node. If the strip's node was stored, it is the first
-// leaf, and the other leaves are identities.
+// The node of a tile in a strip's tree over kStripTiles tiles. If only the strip's node was stored, it stands for the
+// first tile, and all other tiles are identities.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
   const int item = part * n.columns.strips_per_part + strip;
   if (item >= n.items.whole) {
@@ -44,8 +45,8 @@ __device__ __forceinline__ SoftmaxStats root_by_warp(int num_parts, int nodes_pe
   });
 }
 
-// A block computes the root of a row; each warp adds a sixteenth of the tiles' nodes. With few rows, no other rows hide
-// the latency: loads and trees by one warp took 12 us.
+// A block computes the root of a row; each warp adds a sixteenth of the tiles' nodes. With few rows, no work on other
+// rows hides the latency: loads and trees by one warp took 12 us.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats root_by_block(const HeadNodes& n, int row) {
   __shared__ float4 of_warps[kWarpsOfSmallM];
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (threadIdx.x % kWarp == 0) write_row(p, n.target_z, row, place, target, root);
 }
 
-// For a launch without groups. The target's load is in flight beside the loads of the nodes.
+// For a launch without groups. The loads of the target and of the nodes are in flight at the same time.
 template <bool kMoments>
 __global__ void __launch_bounds__(kWarpsOfSmallM* kWarp)
     linear_logprob_few_roots_kernel(const __grid_constant__ LogprobParams p, const __grid_constant__ HeadNodes n) {

@@ -1,4 +1,4 @@
-// The launches of linear_logprob on compute capability 9.0. A translation unit has one form of the logits.
+// The launches of linear_logprob on compute capability 9.0. Each translation unit has one type of operands.
 #pragma once
 
 #include <type_traits>
@@ -36,7 +36,7 @@ inline HeadLaunch head_launch(const LinearLogprobParams& p, int tile_rows, int t
   g.lora_steps = head_steps(p.head.lora_rank);
   g.k_steps = head_steps(p.head.in_features) + g.lora_steps;
   g.last_rows = last_tile(g.rows, tile_rows);
-  for (int i = 0; i < g.columns.num_parts; ++i) {  // the widest of the parts' last tiles
+  for (int i = 0; i < g.columns.num_parts; ++i) {  // columns of the widest of the parts' last tiles
     const int columns = g.columns.part_last[i] - g.columns.part_first[i];
     g.last_columns = std::max(g.last_columns, last_tile(columns, tile_columns));
   }
@@ -79,7 +79,7 @@ void run_head(const LinearLogprobParams& p, const void* u, cudaStream_t stream) 
   const PairWorkspace workspace = pair_workspace(g.columns, g.row_blocks, blocks, sizeof(Node));
   RLK_CHECK(workspace.bytes <= p.workspace_bytes, "linear_logprob: a workspace that serves every launch");
   auto* const memory = static_cast<unsigned char*>(p.workspace);
-  if (g.row_blocks > 1) {  // a single block leaves no rows out
+  if (g.row_blocks > 1) {  // a single block of rows computes all rows
     auto* const groups = reinterpret_cast<ScoredGroups*>(memory);
     sm90::find_scored_groups(p, groups, stream);
     g.groups = groups;

@@ -1,6 +1,6 @@
 // Fused head for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma, then logprob's leaf
-// statistics of the accumulators. No logits reach memory. One warpgroup computes all rows, in tiles of 256 columns.
-// Bound by HBM.
+// statistics of the accumulators. No logits are written to memory. One warpgroup computes all rows, in tiles of 256
+// columns. Bound by HBM.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -16,14 +16,14 @@ constexpr int kStripLevels = 3;  // levels of pairs of tiles in a strip
 constexpr int kStripNodeBytes = kStripLevels * kSmallM * 16;
 using SmallMTile = OneWarpgroupTile<kSmallM, kHeadTileColumns, kStripNodeBytes>;
 
-// The destination of the node of a row's tiles, and its level. A node moves up a level while it is the second of a
-// pair, or while there is no second.
+// The destination of the node over a row's tiles. The node moves up a level as long as it is the second node of a pair,
+// or has no second node.
 struct NodeTarget {
-  float4* to;  // if `ends`: node of a thread's first row; the second row's node is 8 further
+  float4* to;  // if `ends`: node of a thread's first row; the second row's node is 8 rows further
   int tile;    // index in the strip
   bool ends;   // the tile is the last of the strip, or of the work
 };
-constexpr int kNothingLeft = -2, kWholeTile = -1;  // special values in place of a level of pairs
+constexpr int kNothingLeft = -2, kWholeTile = -1;  // special values of a level of pairs
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  // Computed again at each use, since a kept value would take one register too many.
+  // Computed again at each use, because a stored value would take one register too many.
   const auto exists = [&](int index) { return index < head_work_items(items); };
 
   if (warpgroup == Tile::kWarpgroups) {
@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   const auto release = [&](int stage) {
     if (lane == 0) mbarrier_arrive(empty + stage * 8);
   };
-  const int in_block = warp * 16 + lane / 4;  // a thread's first row; the other row is 8 further
+  const int in_block = warp * 16 + lane / 4;  // a thread's first row; its second row is 8 rows further
   const auto pack = [](const SoftmaxStats& s) { return make_float4(s.m, s.S, s.E, s.Q); };
-  // Work left by the previous tile: first its node, then the levels of the node's tree in turn. One step runs beside
-  // each of this tile's first products.
+  // Work that the previous tile left: first its node, then one level of the node's tree after another. One such step
+  // runs during each of this tile's first products.
   TileShares shares;
   SoftmaxStats node[2];
   NodeTarget left{nullptr, 0, false};
@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
     for (int tile = 0; tile < tiles; ++tile, column += kHeadTileColumns) {
       float d[Tile::kBN / 2];
       bool here = false;
-      // Runs beside the products: the work left by the previous tile, the inputs of this work's rows, and the search
-      // for the next work.
+      // Runs during the products: the work that the previous tile left, the loads of this work's row inputs, and the
+      // search for the next work.
       const auto meanwhile = [&](int k) {
         const bool last_step = k == g.k_steps - 1;
         do {

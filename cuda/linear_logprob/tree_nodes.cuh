@@ -1,4 +1,4 @@
-// Nodes of the tree over leaves. The fused head's kernel writes them, and the kernel of the outputs reads them.
+// Nodes of the tree over leaves. The fused head's kernel writes these nodes, and the kernel of the outputs reads them.
 #pragma once
 
 #include "head_grid.h"
@@ -34,7 +34,7 @@ struct PairNodes {
   int row_blocks, blocks, padded_rows;
 };
 
-// Node of eight leaves of a row: the stored node, or the tree over its leaves.
+// A row's node over eight leaves: the stored node, or the tree over its stored leaves.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats node_of_part(const PairNodes<kMoments>& n, const PairItems& items, int row,
                                                      int part, int node) {
