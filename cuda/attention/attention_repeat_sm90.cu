@@ -1,5 +1,6 @@
-// attention's backward on SM90, once more by mma.sync: calls whose gradients by wgmma hold a NaN. wgmma multiplies
-// p = 0 of a pair that does not count by dp - delta, which may be Inf or NaN. mma.sync sets p and ds of such a pair to +0.
+// attention's backward on SM90 once more, by mma.sync, for calls whose gradients by wgmma hold a NaN. For a hidden
+// pair, the wgmma kernel multiplies p = 0 by dp - delta, which may be Inf or NaN. The mma.sync kernel sets p and ds of
+// a hidden pair to +0.
 #include "gradients/mma.cuh"
 #include "gradients/work_sm90.cuh"
 
@@ -21,7 +22,7 @@ constexpr bool kMayBranch<cuda::RepeatedGradients<Params>> = kMayBranch<Params>;
 namespace cuda {
 namespace {
 
-// The wgmma backward has computed delta.
+// Reads the delta that the wgmma backward has computed.
 template <class Params>
 __device__ __forceinline__ float delta_of(const RepeatedGradients<Params>& p, const AttentionSpan& span, std::int64_t i,
                                           std::int64_t head, std::int64_t) {
@@ -30,7 +31,7 @@ __device__ __forceinline__ float delta_of(const RepeatedGradients<Params>& p, co
   return p.tiles.scalars[(head * p.tiles.slots + q.slot + row / 64) * 128 + 64 + row % 64];
 }
 
-// Both passes. The blocks of a pass lie in the order of its own kernel.
+// The grids of both passes. Each pass takes its blocks in the same order as the pass's own kernel.
 struct RepeatedGrid {
   AttentionGrid queries, keys;
   std::int64_t query_blocks, key_blocks;
@@ -72,7 +73,7 @@ void launch_repeated_gradients(const RepeatedGradients<Params>& p, cudaStream_t 
   g.keys = attention_key_grid(p, KeyTile::kRows, vectors);
   g.query_blocks = p.dq != nullptr ? attention_blocks(p, g.queries) * QueryTile::kParts : 0;
   g.key_blocks = p.dk != nullptr ? attention_blocks(p, g.keys) * KeyTile::kParts : 0;
-  // Few blocks end soon where nothing is to be repeated.
+  // The kernel has few blocks of threads, so that it ends soon if nothing is to be repeated.
   const int blocks = multiprocessors(current_device()) * (kColumns > 128 ? 1 : 2);
   const auto kernel = attention_repeat_kernel<T, QueryTile, KeyTile, RepeatedGradients<Params>>;
   allow_shared_memory<attention_repeat_kernel<T, QueryTile, KeyTile, RepeatedGradients<Params>>>();
@@ -87,7 +88,7 @@ void repeat_gradients(const Params& p, const GradientTiles& tiles, cudaStream_t 
     if constexpr (T::kPacked) {
       if (p.head_dim <= 64) return launch_repeated_gradients<T, 64>(repeated, stream);
       if (p.head_dim <= 128) return launch_repeated_gradients<T, 128>(repeated, stream);
-      if constexpr (!kMayBranch<Params>) launch_repeated_gradients<T, 256>(repeated, stream);  // trees are narrower
+      if constexpr (!kMayBranch<Params>) launch_repeated_gradients<T, 256>(repeated, stream);  // no trees
     }
   });
 }

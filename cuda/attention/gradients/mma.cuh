@@ -1,7 +1,8 @@
 // attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. One
-// pass computes dq for rows of queries, the other dk and dv for rows of keys. In both a block of four warps has 64
-// rows. It walks the tokens of the other side, 32 at a time, through two stages of shared memory. Both passes compute
-// the scores, so a call takes seven products in place of five. Bound by mma.sync; numbers: README.md.
+// pass computes dq, and its rows are queries. The other pass computes dk and dv, and its rows are keys. In both passes
+// a block of four warps has 64 rows, and processes the tokens of the other kind (keys or queries) 32 at a time, through
+// two stages of shared memory. Both passes compute the scores, so a call takes seven products in place of five. Bound
+// by mma.sync; numbers: README.md.
 #pragma once
 
 #include "../forward_mma.cuh"
@@ -10,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A block's shape. kColumns: head_dim, rounded up, with +0 in the added columns. A block writes kOut columns of its
-// gradients.
+// The shape of a block of threads. kColumns: head_dim, rounded up, with +0 in the added columns. kOthers: tokens of the
+// other kind per step. A block of threads writes kOut columns of its gradients.
 template <int kColumns_, bool kOfKeys_, int kMostOut = 128>
 struct BackwardMmaTile {
   static constexpr int kColumns = kColumns_;
@@ -22,14 +23,14 @@ struct BackwardMmaTile {
   static constexpr int kSteps = kColumns / 16;
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kBlock = attention_block(kColumns);
-  // Offsets in shared memory: K and V, or Q and dO, of the block's rows; two stages of the other side's two operands;
-  // two stages of u and delta.
+  // Offsets in shared memory: K and V, or Q and dO, of the block's rows; two stages of the two operands of the other
+  // kind; two stages of u and delta.
   static constexpr int kOwnBytes = kRows * kRowBytes, kOtherBytes = kOthers * kRowBytes;
   static constexpr int kOthersAt = 2 * kOwnBytes, kScalarsAt = kOthersAt + 4 * kOtherBytes;
   static constexpr int kBytes = kScalarsAt + 4 * kOthers * 4;
 };
 
-// The delta of query i of a sequence and head, which lies at `at` in lse.
+// Returns the delta of query i of a sequence and head. `at`: the index in lse of this query and head.
 __device__ __forceinline__ float delta_of(const AttentionBackwardParams& p, const AttentionSpan&, std::int64_t,
                                           std::int64_t, std::int64_t at) {
   return static_cast<const float*>(p.workspace)[at];
@@ -41,7 +42,8 @@ class MmaBackward {
   __device__ __forceinline__ MmaBackward(const Params& p, const AttentionGrid& g, int part, unsigned char* memory)
       : p_(p), g_(g), part_(part), memory_(memory), shared_(shared_address(memory)) {}
 
-  // Processes the rows of a tile from `begin` on that lie in one sequence. Returns where the next sequence begins.
+  // Processes those rows of a tile, from `begin` on, that lie in one sequence. Returns the first row of the next
+  // sequence.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, Tile::kOfKeys ? p_.cu_seqlens_k : p_.cu_seqlens_q, place, begin);
     kv_head_ = place.kv_head;
@@ -76,7 +78,7 @@ class MmaBackward {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int quad_lane() const { return threadIdx.x % 4; }
   __device__ __forceinline__ int row_of_thread(int r) const { return threadIdx.x / 32 * 16 + lane() / 4 + 8 * r; }
-  // Operand 0: K, or Q where the rows are queries. Operand 1: V, or dO.
+  // Operands of the rows. Operand 0: K, or Q if the rows are queries. Operand 1: V, or dO if the rows are queries.
   __device__ __forceinline__ std::uint32_t own(int operand) const { return shared_ + operand * Tile::kOwnBytes; }
   __device__ __forceinline__ std::uint32_t others(int operand, int stage) const {
     return shared_ + Tile::kOthersAt + (2 * stage + operand) * Tile::kOtherBytes;
@@ -85,7 +87,8 @@ class MmaBackward {
     return reinterpret_cast<float*>(memory_ + Tile::kScalarsAt) + (2 * stage + which) * Tile::kOthers;
   }
 
-  // The keys that a row sees, or the queries that see it. A query has the number of the key at its place.
+  // Returns the range of keys that a row sees or, if the row is a key, the positions of the queries that see it. A
+  // query's position is the key number of its own token.
   __device__ __forceinline__ AttentionRange seen_by(const AttentionSpan& span, std::int64_t row) const {
     if constexpr (Tile::kOfKeys) {
       const std::int64_t j = row - first_key_token(span);
@@ -114,11 +117,11 @@ class MmaBackward {
     }
   }
 
-  // The token that would be key 0 if the keys of the rows were contiguous.
+  // Returns the token that would be key 0 if all keys lay in memory as the rows' keys do.
   __device__ __forceinline__ std::int64_t first_key_token(const AttentionSpan& span) const {
     return kSharesKeys ? own_first_ : span.k_first;
   }
-  // The offset of a key's head, or kNoPage for a key of an invalid page.
+  // Returns the offset of a key in the key head, or kNoPage for a key without a token.
   __device__ __forceinline__ std::int64_t key_at(const AttentionHeads& a, const AttentionSpan& span,
                                                  std::int64_t j) const {
     const std::int64_t offset = key_offset(p_, a, span, j);
@@ -135,8 +138,8 @@ class MmaBackward {
                                  static_cast<int>(dim), g_.vectors, chunk_of<Tile>(operand, row, chunk));
   }
 
-  // Keys of a segment: one chain for each segment of queries that sees any of them, ascending. Every key is seen at
-  // least by its own token's query.
+  // For keys of a tree's segment: computes separate sums for each segment of queries that sees any of the keys, and
+  // adds them in ascending order of segments. Every key is seen at least by the query of its own token.
   __device__ __forceinline__ void visit_segment(std::int64_t segment, std::int64_t begin, std::int64_t end) {
     own_first_ = AttentionSpan(p_, segment).k_first;
     Sums dk, dv;
@@ -211,7 +214,8 @@ class MmaBackward {
     }
   }
 
-  // The position of a walk: tokens [x, x + kOthers) of a query head of the group, or of a block of keys.
+  // A step of walk(): tokens [x, x + kOthers) of query head `outer` of the group, or of the block of keys that begins
+  // at `outer`.
   struct Step {
     int outer, x;
   };
@@ -224,7 +228,7 @@ class MmaBackward {
     const int end = Tile::kOfKeys ? last_ : min(at.outer + Tile::kBlock, last_);
     return at.x + Tile::kOthers >= end;
   }
-  // Advances, and returns whether there is a next position.
+  // Advances to the next step. Returns whether there is one.
   __device__ __forceinline__ bool advance(Step* at) const {
     if (!ends_outer(*at)) {
       at->x += Tile::kOthers;
@@ -243,7 +247,7 @@ class MmaBackward {
   __device__ __forceinline__ void load_others(const AttentionSpan& span, Step at, int stage) const {
     const std::int64_t past = span.num_keys - span.num_queries;
     const auto exists = [&](std::int64_t x) {
-      // True for unseen tokens, too: a matrix unit multiplies these tokens.
+      // True for unseen tokens, too, since their products are computed.
       if constexpr (!Tile::kOfKeys) return x < span.num_keys;
       return x >= past && x - past < span.num_queries && !span.keys_of(x - past).empty();
     };
@@ -277,7 +281,8 @@ class MmaBackward {
 
   __device__ __forceinline__ void walk(const AttentionSpan& span, int first, int last) {
     group_ = static_cast<int>(p_.num_q_heads / p_.num_kv_heads);
-    first_ = first & ~(Tile::kOfKeys ? 15 : Tile::kOthers - 1);  // dk and dv count steps of 16 from key 0
+    first_ = first & ~(Tile::kOfKeys ? 15 : Tile::kOthers - 1);  // dk and dv add queries in steps of 16, counted from
+                                                                 // position 0
     last_ = last;
     Step at = first_step();
     int stage = 0;
@@ -295,12 +300,12 @@ class MmaBackward {
       __syncthreads();
       take(at.x, stage);
       if (!Tile::kOfKeys && ends_outer(at)) add_block();
-      __syncthreads();  // all warps have read the stage
+      __syncthreads();  // all warps have read this stage
       at = next;
     }
   }
 
-  // Adds the products of the block's rows with 32 tokens of the other side to the sums.
+  // Adds the products of the block's rows with 32 tokens of the other kind to the sums.
   __device__ __forceinline__ void take(int x, int stage) {
     float s[Tile::kScores][4] = {}, dp[Tile::kScores][4] = {};
     const int row = threadIdx.x / 32 * 16 + lane() % 16;
@@ -326,8 +331,8 @@ class MmaBackward {
     accumulate(ds, others(0, stage), a_);
   }
 
-  // Turns the products of q and k, and of dout and v, into p and ds. They are the A operand of steps of 16 tokens of
-  // the other side.
+  // Turns the products of q and k, and of dout and v, into p and ds. Both become the A operand of steps of 16 tokens of
+  // the other kind.
   template <bool kCaps>
   __device__ __forceinline__ void weights(int x, int stage, const float (&s)[Tile::kScores][4],
                                           const float (&dp)[Tile::kScores][4], std::uint32_t (&p)[Tile::kScores][2],
@@ -376,7 +381,7 @@ class MmaBackward {
     }
   }
 
-  // Adds dq's chain of a block of keys to the sum over the later blocks.
+  // Adds the chain of dq of a block of keys to the sum over the blocks behind this block, and clears the chain.
   __device__ __forceinline__ void add_block() {
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums; ++tile) {
@@ -428,19 +433,19 @@ class MmaBackward {
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
-  // kSharesKeys: the token that key 0 of the rows' path would have if the path were contiguous.
+  // kSharesKeys: the token that would be key 0 if all keys of the path lay in memory as the rows' keys do.
   std::int64_t own_first_ = 0;
-  int group_ = 1, first_ = 0, last_ = 0;  // query heads of a key head; tokens that any row sees
-  int sees_[2][2];                        // the range of keys that each of a thread's rows sees
+  int group_ = 1, first_ = 0, last_ = 0;  // query heads per key head; the range of tokens that any row sees
+  int sees_[2][2];                        // the range of tokens that each of the thread's rows sees
   float u_[2], delta_[2];                 // u and delta of the thread's rows, if the rows are queries
-  Sums a_, b_;  // sums of dk and of dv; or sums of dq: for one block of keys, and for the blocks behind this block
+  Sums a_, b_;  // the sums of dk and dv; or dq's chain of one block of keys, and the sum of dq
 };
 
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_backward_mma_kernel(const __grid_constant__ Params p, const __grid_constant__ AttentionGrid g) {
   extern __shared__ __align__(128) unsigned char memory[];
-  // Rows with the most work come first: under a causal mask the last queries and the first keys.
+  // Rows with the most work come first: with a causal mask, the last queries or the first keys.
   const unsigned at = blockIdx.x / Tile::kParts, tiles = gridDim.x / Tile::kParts;
   const AttentionPlace place(p, g, Tile::kOfKeys ? tiles - 1 - at : at, Tile::kRows);
   MmaBackward<T, Tile, Params> backward(p, g, static_cast<int>(blockIdx.x % Tile::kParts), memory);
@@ -458,7 +463,8 @@ void launch_attention_backward_mma(const Params& p, bool vectors, cudaStream_t s
   check(cudaGetLastError(), "launch of attention's gradients");
 }
 
-// Columns of dk and dv that a block writes. Trees need twice the sums, so their blocks write fewer.
+// The number of columns of dk and dv that a block of threads writes. Trees need twice as many sums, so their blocks
+// write fewer columns.
 template <class Params>
 constexpr int columns_of_keys(int columns) {
   if (!kMayBranch<Params>) return 128;

@@ -1,4 +1,5 @@
-// attention's backward: delta, the plain fp32 kernels (kernels/attention/backward.h), and the launches of a call.
+// attention's backward: the kernel for delta, the float32 kernels (kernels/attention/backward.h), and the launches of a
+// call.
 #pragma once
 
 #include "../gpu.cuh"
@@ -15,7 +16,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
   attention_delta<AttentionGpu, T>(p, rows, blockIdx.x, gridDim.x);
 }
 
-// Blocks of threads that share a multiprocessor; 0: ptxas chooses. For trees it would choose two and spill.
+// The number of blocks of threads per multiprocessor for which ptxas limits registers; 0: ptxas chooses. For trees
+// ptxas would choose two, and spill.
 template <class Params>
 constexpr int kBlocksOfGradients = kMayBranch<Params> ? 1 : 0;
 
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksOfGradients<Params>)
   }
 }
 
-// float32. Tiles of a tree have 16 rows, since registers hold their sums twice.
+// The float32 kernels. Tiles of a tree have 16 rows, since registers hold two sets of sums.
 template <class Params>
 void run_attention_backward_tiles(const Params& p, bool vectors, cudaStream_t stream) {
   const auto launch = [&](auto tile) {

@@ -1,5 +1,5 @@
 // dq of attention's wgmma backward for more than 128 columns. A job is 128 queries of a head, 64 for each warpgroup. It
-// walks the blocks of keys that they see, in descending order, and keeps the sums of dq in registers.
+// processes the blocks of keys that these queries see, in descending order, and keeps the sums of dq in registers.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -14,7 +14,7 @@ struct QueryGradientTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_, kQueries = 64, kKeys = 64;
   static constexpr int kThreads = 3 * 128;
   static constexpr int kBoxes = kColumns / 64, kValueBoxes = kValueColumns / 64, kBox = 64 * 128;
-  static constexpr int kQueryBytes = kBoxes * kBox, kDoutBytes = kValueBoxes * kBox;  // keys and values alike
+  static constexpr int kQueryBytes = kBoxes * kBox, kDoutBytes = kValueBoxes * kBox;  // also of keys, of values
   static constexpr int kStages = kColumns > 192 ? 2 : 3, kValueStages = kColumns > 192 ? 1 : 3;
   static constexpr int kScalarBytes = 2 * kQueries * 4;  // u and delta of a tile
   static constexpr int kDoutAt = 2 * kQueryBytes, kKeysAt = kDoutAt + 2 * kDoutBytes;
@@ -55,7 +55,7 @@ struct QueryGradientShared {
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < 2; ++i) {
       mbarrier_init(queries_full(i), 1);
-      mbarrier_init(queries_empty(i), 4);  // the warps of the tile's warpgroup
+      mbarrier_init(queries_empty(i), 4);  // the four warps of the tile's warpgroup arrive
       mbarrier_init(work_full(i), 1);
       mbarrier_init(work_empty(i), 256);
     }
@@ -69,12 +69,12 @@ struct QueryGradientShared {
   }
 };
 
-// The loading warp: hands out jobs, and fetches each one's queries, dout, keys and values.
+// The loading warp: takes jobs, announces each job to the warpgroups, and loads its queries, dout, keys and values.
 template <class Tile>
 __device__ __forceinline__ void load_query_work(const AttentionBackwardParams& p, const GradientCall& call,
                                                 const QueryGradientShared<Tile>& shared, QueryWork* works) {
   RingPosition keys_at, values_at, slot;
-  int phases = 3;  // a bit for each warpgroup's tile
+  int phases = 3;  // one bit for the tile of each warpgroup
   const auto load = [&](int boxes, std::uint32_t to, const CUtensorMap* map, int head, int token, int sequence,
                         std::uint32_t barrier) {
 #pragma unroll 1
@@ -86,8 +86,8 @@ __device__ __forceinline__ void load_query_work(const AttentionBackwardParams& p
   std::int32_t job = blockIdx.x;
 #pragma unroll 1
   for (;;) {
-    // Jobs are numbered by key heads, whose keys stay in L2. Sequences' last queries, which see the most keys, come
-    // first.
+    // Jobs are numbered by key head, so that a head's keys stay in L2. A sequence's last queries come first, since they
+    // see the most keys.
     const bool more = job < call.query_jobs;
     const std::int32_t of_head = call.query_jobs / static_cast<std::int32_t>(p.num_kv_heads);
     const std::int32_t kv_head = job / of_head, within = job - kv_head * of_head;
@@ -171,7 +171,7 @@ class QueryGradientRows : GradientSteps {
     const int tile = work.tile + warpgroup_ * Tile::kQueries;
 #pragma unroll
     for (int i = 0; i < Tile::kColumns / 2; ++i) sums_[i] = 0.0f;
-    pin(sums_);  // computed here, not among products in flight
+    pin(sums_);  // computed here, not while products are in flight
     if (high >= 0) {
       mbarrier_wait_block(shared_.queries_full(warpgroup_), tiles_++ & 1);
 #pragma unroll
@@ -219,11 +219,12 @@ class QueryGradientRows : GradientSteps {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // x = ds times 64 columns of the 64 keys, from +0.
+  // Computes x = ds times 64 columns of the 64 keys, from +0.
   __device__ __forceinline__ void multiply_columns(std::uint32_t keys, float (&x)[32]) const {
     accumulate<T, Tile::kBox, false>(ds_, keys, 0, x);
   }
-  // Adds the block's chains to the sums, 64 columns at a time. They take the registers of scores and dp in turn.
+  // Computes dq of this block of keys, 64 columns at a time, and adds it to the sums. The products use the registers of
+  // scores and of dp in turn.
   __device__ __forceinline__ void add_block(std::uint32_t keys) {
     multiply_columns(keys, s_);
 #pragma unroll
@@ -253,7 +254,7 @@ class QueryGradientRows : GradientSteps {
       s_[i] = probability<kExp>(t);
     }
   }
-  // Sets the scores of pairs that do not see one another to -Inf.
+  // Sets the scores of hidden pairs to -Inf.
   __device__ __forceinline__ void hide(const QueryWork& work, int tile, int first_key) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return first_key + i / 4 * 8 + thread_ % 4 * 2 + i % 2; },
@@ -272,7 +273,8 @@ class QueryGradientRows : GradientSteps {
     }
   }
 
-  // Sets keys past the sequence's last to +0, whatever they hold. Both warpgroups come here.
+  // Sets keys and values past the sequence's last key to +0, since TMA may have loaded NaN there. Both warpgroups call
+  // this function.
   __device__ __forceinline__ void clear_keys(int used, int keys_stage, int values_stage) const {
     const int chunks = (Tile::kKeys - used) * 8;
     for (int i = warpgroup_ * 128 + thread_; i < chunks * (Tile::kBoxes + Tile::kValueBoxes); i += 256) {
@@ -304,7 +306,7 @@ class QueryGradientRows : GradientSteps {
         }
       }
     }
-    // If a pair's ds is NaN, so are all columns of its query.
+    // One column is enough, since a ds of NaN makes all columns of its query's dq NaN.
     if (is_nan(sums_[0]) || is_nan(sums_[2])) *call_.has_nan = 1;
   }
 
@@ -321,7 +323,8 @@ class QueryGradientRows : GradientSteps {
   std::uint32_t ds_[4][4];
 };
 
-// `waits`: this kernel waits for the previous one, which computes dk and dv. The next kernel waits only for this one.
+// `waits`: this kernel waits for the previous kernel, which computes dk and dv, since the next kernel waits only for
+// this kernel.
 template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_query_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,

@@ -1,5 +1,5 @@
-// Rows of attention's wgmma backward. A warpgroup scores 64 keys of a block against tiles of 64 queries. It keeps the
-// keys' dk and dv in registers, and computes half of the columns of each tile's dq.
+// Rows of attention's wgmma backward. A warpgroup computes the scores of 64 keys of a block with tiles of 64 queries.
+// It keeps dk and dv of these keys in registers, and computes a share of the columns of each tile's dq.
 #pragma once
 
 #include "../../common/mma_sm80.cuh"
@@ -8,8 +8,9 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. It holds scores of queries
-// 8 j + 2 (lane % 4) and the next, and columns with these numbers of the sums: x[4 j + 2 {row} + {column}].
+// A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. For each j, it holds the
+// scores of queries 8 j + 2 (lane % 4) and the next one, and the columns of the sums that have these numbers: x[4 j + 2
+// {row} + {column}].
 template <class T, class Tile, Exp kExp, class Params>
 class GradientRows : GradientSteps {
  public:
@@ -29,7 +30,7 @@ class GradientRows : GradientSteps {
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
     }
-    pin(dk_);  // computed here, not among products in flight
+    pin(dk_);  // computed here, not while products are in flight
     pin(dv_);
     if (has_tiles) {
       if (!kMayBranch<Params>) begin(work);
@@ -95,11 +96,11 @@ class GradientRows : GradientSteps {
     pin(dv_);
   }
 
-  // x = the warpgroup's 64 keys times 64 queries, over all columns, from +0.
+  // Computes x = the warpgroup's 64 keys times 64 queries, over all columns, from +0.
   __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[32]) const {
     multiply<T, Tile::kColumns, Tile::kKeyBox, Tile::kQueryBox>(keys + warpgroup_ * 64 * 128, queries, x);
   }
-  // Computes dq for this tile and block of keys: the warpgroup's half of the columns.
+  // Computes the warpgroup's columns of dq for this tile and block of keys.
   __device__ __forceinline__ void multiply_dq() {
     constexpr int kHalf = Tile::kBoxes == 2 ? Tile::kKeyBox : Tile::kQueryColumns * 2;
     const std::uint64_t a = tile_descriptor<true>(shared_.ds(same_in_warp(stage())), Tile::kKeyBox);
@@ -113,7 +114,8 @@ class GradientRows : GradientSteps {
     wgmma_commit();
   }
 
-  // Turns scores into probabilities. They stay in x and become the A operand of steps of 16 queries.
+  // Turns scores into probabilities. The probabilities stay in s_; rounded, they become the A operand of steps of 16
+  // queries.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int stage) {
     const int first_key = work.key + warpgroup_ * 64, first = max(tile, work.first);
     const bool all = first_key + 64 <= work.num_keys && (!p_.causal || first_key + 63 <= first) &&
@@ -130,7 +132,7 @@ class GradientRows : GradientSteps {
     }
     pack<T>(s_, p_of_);
   }
-  // Sets the scores of pairs that do not see one another to -Inf.
+  // Sets the scores of hidden pairs to -Inf.
   __device__ __forceinline__ void hide(const GradientWork& work, int tile) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return work.key + row_ + i / 2 % 2 * 8; },
@@ -149,11 +151,12 @@ class GradientRows : GradientSteps {
     pack<T>(dp_, ds_of_);
   }
 
-  // Stores ds as [keys][queries] for dq's products: rows of 128 bytes with the 128-byte swizzle.
+  // Stores ds for the products of dq as [keys][queries], in rows of 128 bytes with the 128-byte swizzle.
   __device__ __forceinline__ void store_ds() const {
     store_weights(ds_of_, shared_.ds(stage()), thread_ % 32, warpgroup_ * 64 + thread_ / 32 * 16, 0);
   }
-  // Hands dq to the warp that adds it, in the order of the threads' sums.
+  // Stores dq for the warp that adds it to the sums in memory. The sums of all threads lie side by side, four sums
+  // each.
   __device__ __forceinline__ void store_dq(int stage) {
     mbarrier_wait_block(shared_.dq_empty(stage), phase() ^ 1);
     constexpr int kFours = Tile::kQueryColumns / 8;
@@ -177,7 +180,7 @@ class GradientRows : GradientSteps {
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
   }
-  // Sets keys past the sequence's last to +0, whatever they hold.
+  // Sets keys and values past the sequence's last key to +0, since TMA may have loaded NaN there.
   __device__ __forceinline__ void clear_keys(const GradientWork& work) const {
     if constexpr (kMayBranch<Params>) {
       if (work.k_token < 0) return gather_keys(work);
@@ -188,7 +191,8 @@ class GradientRows : GradientSteps {
     fence_for_tma();
     meet();
   }
-  // Copies keys and values whose tokens do not follow one another. Keys and values without a token become +0.
+  // Copies the keys and values of a block whose tokens do not follow one another. Keys and values without a token
+  // become +0.
   __device__ __forceinline__ void gather_keys(const GradientWork& work) const {
     constexpr int kChunks = Tile::kColumns / 8;
     using Element = typename T::Storage;
@@ -214,7 +218,7 @@ class GradientRows : GradientSteps {
     return call_.rows + std::int64_t{work.block} * Tile::kKeys;
   }
 
-  // Clears rows without a query in use, and rows that see no key.
+  // Clears the rows of q and dout that have no query in use or see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase());
     const int first = min(max(work.first - tile, 0), Tile::kQueries);
@@ -246,7 +250,7 @@ class GradientRows : GradientSteps {
     }
   }
 
-  // Between two jobs of a block of keys, memory holds dk and dv, four sums of each thread at a time.
+  // The place of dk and dv in memory between two jobs of a block of keys. Four sums of each thread lie side by side.
   __device__ __forceinline__ float4* kept_sums(const GradientWork& work) const {
     return reinterpret_cast<float4*>(call_.kept) + std::int64_t{work.block} * (Tile::kSums / 2 * 256) +
            warpgroup_ * 128 + thread_;
@@ -272,7 +276,8 @@ class GradientRows : GradientSteps {
     if (thread_ % 32 == 0) end_turn(call_.kept_turns + work.block);
   }
 
-  // Adds dk and dv to the sums of earlier segments, which come first. The last segment writes the gradients.
+  // For trees: waits until all earlier segments have added their dk and dv, then adds this segment's. The last segment
+  // writes the gradients.
   __device__ __forceinline__ void add_in_turn(const GradientWork& work) {
     GradientRow rows[2];
     std::int64_t at[2];
@@ -292,7 +297,7 @@ class GradientRows : GradientSteps {
       if (thread_ % 4 == 0 && rows[r].turn % 2 == 0) end_turn(call_.row_turns + at[r]);
     }
   }
-  // Sums of earlier segments, in L2; +0 if there are none.
+  // Loads sums of earlier segments from L2, or returns +0 if there are none.
   static __device__ __forceinline__ float2 load_kept(const float2* from, bool exists) {
     float2 x = make_float2(0.0f, 0.0f);
     asm volatile(
@@ -352,7 +357,7 @@ class GradientRows : GradientSteps {
   const int warpgroup_;
   const float c_;
   int thread_, row_;
-  int jobs_ = 0, tiles_ = 0;  // jobs begun, tiles done
+  int jobs_ = 0, tiles_ = 0;  // numbers of jobs begun and tiles done
   float s_[32], dp_[32], dq_[Tile::kQueryColumns / 2];
   float dk_[Tile::kSums], dv_[Tile::kSums];
   std::uint32_t p_of_[4][4], ds_of_[4][4];  // as A operands

@@ -29,10 +29,11 @@ __device__ __forceinline__ void take_jobs(const Shared& shared, const Work* work
   }
 }
 
-// The work of a thread in the two warpgroups that multiply. It holds rows 16 w + g and 16 w + g + 8 of 64, where w is
-// its warp and g = lane / 4. It holds columns 8 j + 2 (lane % 4) and the next: x[4 j + 2 {row} + {column}].
+// Steps of a thread in the two warpgroups that multiply. In a product of 64 rows, the thread holds rows 16 w + g and 16
+// w + g + 8, where w is its warp and g = lane / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next one:
+// x[4 j + 2 {row} + {column}].
 struct GradientSteps {
-  // Values are computed here, not among products in flight.
+  // Makes the compiler compute the values before this point, not while later products are in flight.
   template <int kCount>
   static __device__ __forceinline__ void pin(float (&x)[kCount]) {
 #pragma unroll
@@ -52,8 +53,8 @@ struct GradientSteps {
     return x;
   }
 
-  // x = 64 rows of `a` times 2 kCount rows of `b`, over kColumns columns, from +0. A box has 64 columns, and takes
-  // kBoxA or kBoxB bytes.
+  // Computes x = 64 rows of `a` times 2 kCount rows of `b`, over kColumns columns, from +0. Each box has 64 columns. A
+  // box of `a` takes kBoxA bytes, and a box of `b` takes kBoxB bytes.
   template <class T, int kColumns, int kBoxA, int kBoxB, int kCount>
   static __device__ __forceinline__ void multiply(std::uint32_t a_at, std::uint32_t b_at, float (&x)[kCount]) {
     const std::uint64_t a = tile_descriptor<false>(a_at, 0), b = tile_descriptor<false>(b_at, 0);
@@ -66,7 +67,8 @@ struct GradientSteps {
     }
     wgmma_commit();
   }
-  // sums += weights times rows, 16 for each step, from row 16 `first_step` on. Without `keeps` sums begin at +0.
+  // Computes sums += weights times rows. Each step takes 16 rows, and the first row is 16 `first_step`. If !kKeeps, the
+  // sums begin at +0.
   template <class T, int kBox, bool kKeeps, int kSteps, int kCount>
   static __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[kSteps][4], std::uint32_t rows,
                                                     int first_step, float (&sums)[kCount]) {
@@ -80,14 +82,14 @@ struct GradientSteps {
     wgmma_commit();
   }
 
-  // Rounds weights, which become the A operand of steps of 16.
+  // Rounds weights. The result is the A operand of steps of 16 keys or queries.
   template <class T, int kSteps>
   static __device__ __forceinline__ void pack(const float (&x)[8 * kSteps], std::uint32_t (&to)[kSteps][4]) {
 #pragma unroll
     for (int i = 0; i < 4 * kSteps; ++i) to[i / 4][i % 4] = T::pack(x[2 * i], x[2 * i + 1]);
   }
-  // Stores weights as rows of 128 bytes with the 128-byte swizzle. The warp's rows begin at `first_row` of the 64, and
-  // their columns at chunk `first_chunk` of 16 bytes.
+  // Stores weights as rows of 128 bytes with the 128-byte swizzle. The warp's 16 rows begin at row `first_row`, and
+  // their columns begin at chunk `first_chunk` of 16 bytes.
   template <int kSteps>
   static __device__ __forceinline__ void store_weights(const std::uint32_t (&x)[kSteps][4], std::uint32_t to, int lane,
                                                        int first_row, int first_chunk) {
@@ -101,8 +103,8 @@ struct GradientSteps {
     }
   }
 
-  // Sets the scores of pairs that do not see one another to -Inf. key_of and query_of give the numbers of the key and
-  // of the query of score i.
+  // Sets the scores of hidden pairs to -Inf: pairs whose query does not see the key. key_of(i) and query_of(i) return
+  // the position of score i's key and query.
   template <int kCount, class KeyOf, class QueryOf>
   static __device__ __forceinline__ void hide(const AttentionBackwardParams& p, int num_keys, const KeyOf& key_of,
                                               const QueryOf& query_of, float (&scores)[kCount]) {
@@ -118,8 +120,8 @@ struct GradientSteps {
   static __device__ __forceinline__ float probability(float t) {
     return kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<AttentionGpu>(t, kExp);
   }
-  // Four tiles of eight columns of row r, from tile `first` of kCount sums on: scaled and rounded. The thread gets the
-  // columns of tile first + lane % 4.
+  // Scales and rounds four tiles of eight columns of row r, from tile `first` of the kCount sums on. The thread gets
+  // the eight columns of tile first + lane % 4.
   template <class T, int kCount>
   static __device__ __forceinline__ uint4 rounded(const float* sums, int first, int r, float scale) {
     std::uint32_t x[4];

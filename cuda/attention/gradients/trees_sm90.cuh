@@ -1,6 +1,6 @@
-// The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of its
-// path. So a token's key may be in several jobs, one for each segment that sees the key. These jobs add to the key's dk
-// and dv one after another.
+// The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of the
+// segment's path. So a token's key may take part in several jobs, one for each segment that sees the key. These jobs
+// add to the key's dk and dv one after another.
 #pragma once
 
 #include "work_sm90.cuh"
@@ -14,7 +14,8 @@ __device__ __forceinline__ bool has_queries(const Params& p, std::int64_t segmen
   return own.first < own.last;
 }
 
-// Counts the blocks of keys of earlier segments. One thread block does the whole count.
+// Sets call.firsts: for each segment, the number of blocks of keys of all earlier segments. One thread block counts for
+// all segments.
 constexpr int kCountingThreads = 1024;
 template <class Params>
 __global__ void __launch_bounds__(kCountingThreads)
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(kCountingThreads)
   *call.jobs_of_paths = first * static_cast<std::int32_t>(p.num_kv_heads);
 }
 
-// Finds the rows of every block of keys. Each thread finds one row. A warp searches 32 segments at a time.
+// Sets call.rows: the rows of every block of keys. Each thread finds one row. A warp tests 32 segments at a time.
 template <class Params>
 __global__ void __launch_bounds__(128)
     attention_path_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientTreeCall call) {
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(128)
   const std::int64_t key = std::int64_t{block - call.firsts[segment]} * 128 + threadIdx.x;
   AttentionPath path(p, segment);
   GradientRow row = {-1, 1};
-  std::int64_t owner = -1;  // the segment of the row's token
+  std::int64_t owner = -1;  // the segment that has the row's token
   if (key < path.keys()) {
     row.token = static_cast<std::int32_t>(path.token(p, key));
     if (row.token >= 0) owner = path.segment;

@@ -1,11 +1,11 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90: heads whose tokens TMA can fetch. One kernel prepares lse
-// and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three warpgroups takes 128 keys of
-// a key head. It keeps dk and dv of these keys in registers, and walks the query tiles that see those keys, query head
-// by query head. A job covers all query heads of the key head, or one of them. With one query head per job, memory
-// keeps dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in the contract's
-// order. A third kernel scales and rounds those sums. Heads of more than 128 columns have one kernel for dk and dv
-// (wide_sm90.cuh) and one for dq (queries_sm90.cuh). If a gradient is NaN, a last kernel repeats the call by mma.sync
-// (attention_repeat_sm90.cu). Bound by wgmma and shared memory; numbers: README.md.
+// attention, backward, of bf16 and fp16 by wgmma, for SM90. It serves heads whose tokens TMA can load. A first kernel
+// prepares lse and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three warpgroups
+// takes 128 keys of a key head. It keeps dk and dv of these keys in registers, and processes the query tiles that see
+// the keys, query head by query head. A job has all query heads of the key head, or one of them. With one query head
+// per job, memory holds dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in
+// the contract's order. A third kernel scales and rounds the sums of dq. Heads of more than 128 columns have one kernel
+// for dk and dv (wide_sm90.cuh), and another kernel for dq (queries_sm90.cuh). If a gradient is NaN, a last kernel
+// repeats the call by mma.sync (attention_repeat_sm90.cu). Bound by wgmma and shared memory; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   take_jobs(shared, works, &rows);
 }
 
-// A tile of queries, for kernels whose blocks take one tile each.
+// The tile of queries of a block of threads, for kernels in which each block has one tile.
 struct GradientPlace {
   std::int64_t sequence;
   std::int32_t tile;  // the tile's position
@@ -73,8 +73,8 @@ __device__ __forceinline__ GradientPlace gradient_place(const Params& p, const G
   return at;
 }
 
-// Clears the counters of the later kernels; for trees, an earlier kernel already writes to these counters. Computes
-// every job, and u and delta of a tile's rows, four heads a block.
+// Clears the counters of the later kernels, except for trees, where an earlier kernel already writes to the counters.
+// Fills the list of jobs. Computes u and delta of a tile's rows, for four heads per block of threads.
 constexpr int kPreparedHeads = 4;
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kPreparedHeads * 64)
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
       call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
     }
   }
-  // A warp processes 32 rows of a head, four at a time. Eight lanes share a row, and each lane computes one chain. Rows
-  // are loaded in whole chunks and read from shared memory by columns.
+  // A warp processes 32 rows of a head, four rows at a time. Eight lanes share a row, and each lane computes one of the
+  // row's eight chains. Rows are loaded in chunks of 16 bytes, and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kValueBoxes * 128, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
@@ -170,14 +170,15 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
   }
 }
 
-// Scales and rounds the summed dq of a tile. Blocks of this kernel begin on multiprocessors that have no jobs left,
-// while jobs elsewhere still add to tiles. So a block waits until the last block of keys has added to its tile. For a
-// tree it waits for the whole previous kernel. If a pair's ds is NaN, so are all columns of its query's dq.
+// Scales and rounds the sums of dq of a tile. Blocks of threads of this kernel begin on multiprocessors that have no
+// jobs left, while jobs on other multiprocessors still add to tiles. So a block of threads waits until the last block
+// of keys has added to its tile. For a tree it waits for the whole previous kernel. The kernel looks for NaN in one
+// column, since a ds of NaN makes all columns of its query's dq NaN.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   allow_next_kernel();
-  // The next kernel waits only for this one.
+  // The next kernel waits only for this kernel, so this kernel must not end before the previous kernel.
   if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
   const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
   const GradientPlace at = gradient_place(p, call, static_cast<std::int32_t>(slot));
@@ -189,7 +190,8 @@ __global__ void __launch_bounds__(256)
       if (threadIdx.x == 0) {
         const std::uint32_t* const turns = call.turns + head * call.slots + slot;
         const std::uint32_t all = contributors<Tile::kKeys>(p, at.queries, at.tile);
-        // Many blocks wait here. Without pauses their reads delay the jobs that read and raise neighbouring counters.
+        // Many blocks wait here. Without pauses their reads would delay the jobs that read and raise neighbouring
+        // counters.
         while (*static_cast<const volatile std::uint32_t*>(turns) < all) __nanosleep(500);
         wait_for_turn(turns, all);
       }
@@ -231,9 +233,10 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-// Writes +0 to the gradients of tokens of q and of k that are not in use, and of queries that see no key. With `has_nan`,
-// the kernel tests one column of dk: a NaN of ds makes all columns of its key's dk NaN. A thread finds out whether
-// its token is in use, and its warp clears. Tokens of q come first, then those of k.
+// Writes +0 to the gradients of tokens of q and of k that are not in use, and of queries that see no key. If `has_nan`
+// is not null, the kernel looks for NaN in one column of dk, since a ds of NaN makes all columns of its key's dk NaN.
+// Each thread finds out whether its token is in use. All lanes of its warp then clear the token's gradients. Tokens of
+// q come first, then tokens of k.
 __global__ void __launch_bounds__(256)
     attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t q_tokens,
                            std::int64_t tokens, std::uint32_t* has_nan) {
@@ -296,8 +299,8 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   call.jobs = static_cast<std::int32_t>(layout.jobs);
   call.block_jobs = static_cast<std::int32_t>(layout.block_jobs);
   call.part_heads = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads / layout.parts);
-  // Concurrent blocks of one head walk through the head's tiles about two tiles apart. If there are more blocks than
-  // this distance allows, heads alternate.
+  // Concurrent blocks of keys of one head process the head's tiles about two tiles apart. If a head has more blocks of
+  // keys than fit at this distance, the jobs alternate between heads.
   const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
     return offsets != nullptr ? tokens / p.num_sequences : tokens;
   };
@@ -363,7 +366,8 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
                                             256, 0, stream, p, call);
     }
   }
-  // If every token is in use and sees a key, nothing needs clearing. The kernels that round dq look for NaN, too.
+  // If every token is in use and every query sees a key, nothing needs clearing. In calls with dq, the kernels that
+  // round dq look for NaN.
   const bool looks = p.dq == nullptr;
   const bool some_keys = p.cu_seqlens_k != nullptr || p.seqused_k != nullptr || p.leftpad_k != nullptr;
   const bool some_queries = p.cu_seqlens_q != nullptr || p.seqused_q != nullptr;
@@ -381,7 +385,7 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   sm90::attention_repeat_backward(p, paths, kept, stream);
 }
 
-// All gradients of a call.
+// Computes all gradients of a call.
 template <WgmmaForm kForm, class Params>
 void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_t stream) {
   with_element_type(p.dtype, [&](auto t) {
@@ -404,7 +408,7 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         columns == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       }
       if (p.dsinks == nullptr) return;
-      AttentionBackwardParams of_delta = p;  // delta follows the workspace of the gradients
+      AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the other gradients
       of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;
       run_attention_delta<T>(of_delta, stream);
       run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);

@@ -1,5 +1,5 @@
-// dk and dv of attention's wgmma backward for more than 128 columns: tiles, and the rows of a warpgroup. dq has a
-// kernel of its own (queries_sm90.cuh).
+// dk and dv of attention's wgmma backward for more than 128 columns: tiles, and the rows of a warpgroup. A separate
+// kernel computes dq (queries_sm90.cuh).
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -21,7 +21,7 @@ struct WideGradientTile {
   static constexpr int kScalarBytes = kQueries * 4;
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = kValuesAt + kValueBytes;
   static constexpr int kDoutAt = kQueriesAt + kStages * kQueryBytes;
-  // p and ds of two tiles, alternating, where warpgroups exchange them.
+  // Whether warpgroups exchange p and ds, in memory for two alternating tiles.
   static constexpr bool kExchanges = kKeys == 64;
   static constexpr int kScoresAt = kDoutAt + kStages * kDoutBytes;
   static constexpr int kProbabilitiesAt = kScoresAt + (kExchanges ? 2 * kKeyBox : 0);
@@ -32,10 +32,10 @@ struct WideGradientTile {
   static_assert(kBytes <= 227 * 1024);
 };
 
-// A warpgroup scores 64 keys against 32 queries at a time. Usually each warpgroup has 64 of the block's 128 keys,
-// processes both halves of a tile, and sums all columns. If dk and dv of 128 keys do not fit into registers, both
-// warpgroups have the same 64 keys, and each processes half of a tile. Then they exchange rounded p and ds, and each
-// sums half of the columns.
+// A warpgroup computes the scores of 64 keys with 32 queries at a time. With blocks of 128 keys, each warpgroup has 64
+// of the keys, processes both halves of a tile's queries, and sums all columns. If dk and dv of 128 keys do not fit
+// into registers, a block has 64 keys (kExchanges). Then both warpgroups have the same 64 keys, and each processes half
+// of a tile's queries. The warpgroups exchange rounded p and ds, and each sums half of the columns.
 // Rows are keys. Columns of scores are queries.
 template <class T, class Tile, Exp kExp>
 class WideGradientRows : GradientSteps {
@@ -51,7 +51,7 @@ class WideGradientRows : GradientSteps {
     for (int i = 0; i < kSums; ++i) dk_[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kValueSums; ++i) dv_[i] = 0.0f;
-    pin(dk_);  // computed here, not among products in flight
+    pin(dk_);  // computed here, not while products are in flight
     pin(dv_);
     if (work.tile < work.last_tile) {
       mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
@@ -64,14 +64,14 @@ class WideGradientRows : GradientSteps {
   }
 
  private:
-  // Sums per thread.
+  // Numbers of sums per thread.
   static constexpr int kSums = Tile::kColumns / (Tile::kExchanges ? 4 : 2);
   static constexpr int kValueSums = Tile::kValueColumns / (Tile::kExchanges ? 4 : 2);
 
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // The first key of the warpgroup, and the first key of the thread. Both count from the job's first key.
+  // first_key(): the warpgroup's first key. row(): the thread's first key. Both count from the job's first key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
 
@@ -129,12 +129,12 @@ class WideGradientRows : GradientSteps {
     pin(dv_);
   }
 
-  // x = the warpgroup's 64 keys times 32 queries, over kColumns columns, from +0.
+  // Computes x = the warpgroup's 64 keys times 32 queries, over kColumns columns, from +0.
   template <int kColumns>
   __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[16]) const {
     multiply<T, kColumns, Tile::kKeyBox, Tile::kQueryBox>(keys + first_key() * 128, queries, x);
   }
-  // sums += weights times the warpgroup's half of the columns of a tile's queries.
+  // Adds weights times a tile's queries to `sums`, for the warpgroup's half of the columns.
   template <int kCount>
   __device__ __forceinline__ void accumulate_half(float (&sums)[kCount], std::uint32_t weights,
                                                   std::uint32_t rows) const {
@@ -147,7 +147,8 @@ class WideGradientRows : GradientSteps {
     }
     wgmma_commit();
   }
-  // Rounds weights, and stores them as [keys][queries]: rows of 128 bytes with the 128-byte swizzle.
+  // Rounds weights, and stores them as [keys][queries] in rows of 128 bytes with the 128-byte swizzle. Returns when the
+  // other warpgroup has stored its weights, too.
   __device__ __forceinline__ void exchange(const float (&x)[16], std::uint32_t weights) const {
     std::uint32_t pairs[2][4];
     pack<T>(x, pairs);
@@ -156,7 +157,7 @@ class WideGradientRows : GradientSteps {
     meet();
   }
 
-  // Turns scores of the queries from `first` of a tile on into probabilities.
+  // Turns the scores of 32 queries, from query `first` of a tile on, into probabilities.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int first, int stage) {
     const int key = work.key + first_key(), query = tile + first;
     const bool all = key + 64 <= work.num_keys && (!p_.causal || key + 63 <= max(query, work.first)) &&
@@ -172,7 +173,7 @@ class WideGradientRows : GradientSteps {
       }
     }
   }
-  // Sets the scores of pairs that do not see one another to -Inf.
+  // Sets the scores of hidden pairs to -Inf.
   __device__ __forceinline__ void hide(const GradientWork& work, int query) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return work.key + row() + i / 2 % 2 * 8; },
@@ -199,7 +200,7 @@ class WideGradientRows : GradientSteps {
       asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
     }
   }
-  // Sets keys past the sequence's last to +0, whatever they hold.
+  // Sets keys and values past the sequence's last key to +0, since TMA may have loaded NaN there.
   __device__ __forceinline__ void clear_keys(const GradientWork& work) const {
     if (work.key + Tile::kKeys <= work.num_keys) return;
     clear_rows(shared_.keys(), Tile::kBoxes, Tile::kKeyBox, work.num_keys - work.key, Tile::kKeys);
@@ -207,7 +208,7 @@ class WideGradientRows : GradientSteps {
     fence_for_tma();
     meet();
   }
-  // Clears rows of a tile without a query in use, and rows that see no key.
+  // Clears the rows of q and dout of a tile that have no query in use or see no key.
   __device__ __forceinline__ void clear_queries(const GradientWork& work, int tile, int stage, int phase) const {
     mbarrier_wait_block(shared_.dout_full(stage), phase);
     const int first = min(max(work.first - tile, 0), Tile::kQueries);
@@ -247,7 +248,7 @@ class WideGradientRows : GradientSteps {
   const int warpgroup_;
   const float c_;
   int thread_;
-  int jobs_ = 0, tiles_ = 0;  // jobs begun, tiles done
+  int jobs_ = 0, tiles_ = 0;  // numbers of jobs begun and tiles done
   float s_[16], dp_[16], dk_[kSums], dv_[kValueSums];
   std::uint32_t p_of_[2][4], ds_of_[2][4];
 };
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto* works = reinterpret_cast<GradientWork*>(memory + Tile::kWorkAt);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  allow_next_kernel();  // dq's
+  allow_next_kernel();  // the kernel of dq
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
     GradientRegisters::release();

@@ -1,5 +1,5 @@
-// The work of attention's wgmma backward: the blocks of keys of a call, and the tiles that each covers. One warp hands
-// the blocks out and loads them. Others add their dq in order.
+// The jobs of attention's wgmma backward: blocks of keys, and the tiles of queries that see each block. One warp of a
+// block of threads takes jobs and loads their data. Two other warps add dq to its sums in memory, in order.
 #pragma once
 
 #include "../../common/mbarrier_sm90.cuh"
@@ -9,7 +9,7 @@
 
 namespace rlk::cuda {
 
-// What a repeated call takes from the call by wgmma: members of its GradientCall.
+// Data of a call by wgmma that mma.sync needs to repeat the call: members of the call's GradientCall.
 struct GradientTiles {
   std::int32_t slots, of_sequence, slack;
   const float* scalars;
@@ -17,14 +17,16 @@ struct GradientTiles {
 };
 
 namespace sm90 {
-// Computes the gradients of a call once more, by mma.sync, if *tiles.has_nan is not 0. `paths`: of trees, or null.
+// Computes the gradients of a call once more, by mma.sync, if *tiles.has_nan is not 0. `paths`: the table of paths of a
+// tree, or null.
 void attention_repeat_backward(const AttentionBackwardParams& p, const std::uint32_t* paths, const GradientTiles& tiles,
                                cudaStream_t stream);
 }  // namespace sm90
 
 namespace {  // one copy per architecture
 
-// A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns.
+// A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns than the
+// tile.
 template <int kColumns_, bool kIsPadded_ = false>
 struct GradientTile {
   static constexpr int kColumns = kColumns_, kQueries = 64, kKeys = 128, kStages = 2;
@@ -35,7 +37,7 @@ struct GradientTile {
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
   static constexpr int kDoutBytes = kQueryBytes, kValueBytes = kKeyBytes;
   static constexpr int kSums = kColumns / 2;                  // sums per thread, of dk or dv
-  static constexpr int kQueryColumns = kBoxes * 32;           // columns of dq per warpgroup
+  static constexpr int kQueryColumns = kBoxes * 32;           // columns of dq that a warpgroup computes
   static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
   static constexpr int kScalarBytes = kQueries * 4;           // a tile of u, or of delta
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
@@ -44,8 +46,8 @@ struct GradientTile {
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
   static constexpr int kBytes = kWorkAt + 2 * 64 + 1024;  // 1024 bytes align the start
-  // A tile of dq has the sums of each half of the columns, up to the head's last. In each step, a warpgroup stores four
-  // sums per thread.
+  // Layout of a tile of dq: first the columns of warpgroup 0 (`half` 0), then the columns of warpgroup 1, up to the
+  // head's last column. A warpgroup stores its columns in kFours steps, with four sums per thread in each step.
   // four_at: index of the sums of step `four`, in units of 128 float4. column_of: first column of these sums.
   static constexpr int kFours = kQueryColumns / 8;
   static __device__ __forceinline__ int four_at(int half, int four) { return half * kFours + four; }
@@ -55,47 +57,53 @@ struct GradientTile {
   }
 };
 
-// Tiles of queries begin at keys whose numbers are multiples of 64. Slots number the tiles of all sequences.
+// The data of a call. Tiles of queries begin at positions that are multiples of 64. Slots number the tiles of all
+// sequences.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
-  std::int32_t section;  // key heads of a sequence whose blocks of keys alternate in the order of jobs
-  // Number of jobs; blocks of keys per sequence, or, if packed, slots for all sequences.
+  std::int32_t section;  // number of a sequence's key heads whose blocks of keys alternate in the order of jobs
+  // jobs: number of jobs. key_blocks: blocks of keys per sequence or, for packed keys, slots for all sequences.
   std::int32_t jobs, key_blocks;
-  std::int32_t block_jobs;  // jobs per part, over all sequences: one for each block of keys and key head
-  // Query heads per job; the job of the next part continues the sums dk and dv of this job.
+  std::int32_t block_jobs;  // jobs of one part, over all sequences: one job for each block of keys and key head
+  // Query heads per job. A key head's query heads form one or more parts; the job of the next part continues the sums
+  // of dk and dv.
   std::int32_t part_heads;
-  std::int32_t slots, of_sequence;  // query tiles: slots for all sequences; number per sequence if q is not packed
+  std::int32_t slots, of_sequence;  // slots of query tiles for all sequences; number of query tiles per sequence if q
+                                    // is not packed
   std::int32_t slack;               // slots between packed sequences
   struct GradientWork* works;       // each job's work
-  std::uint32_t* counter;           // number of jobs taken after the first job of each thread block
-  std::uint32_t* unordered;         // not 0 if offsets contradict the arrays; then no block may wait for a turn
-  std::uint32_t* turns;             // [heads, slots]: the number of blocks of keys whose dq is in a tile's sum
-  float* scalars;                   // [heads, slots, 2, 64]: u and delta; u is +Inf for a row that is no query in use
-  float* sums;                      // [heads, slots, 64 * the head's columns]: dq
-  std::uint32_t* kept_turns;        // [block_jobs]: the number of warps that have kept dk and dv, over all parts
-  float* kept;                      // [block_jobs, keys * (columns of k + columns of v)]: dk and dv between two parts
-  // More than 128 columns: a separate kernel computes dq, and nothing uses the turns, sums and kept sums above.
-  std::int32_t query_jobs;        // number of pairs of query tiles, over all heads; else 0
+  std::uint32_t* counter;           // counts the jobs that thread blocks have taken after their first jobs
+  std::uint32_t* unordered;         // not 0 if offsets contradict the arrays. Then no block waits for a turn
+  std::uint32_t* turns;             // [heads, slots]: counts the blocks of keys whose dq has been added to a tile's sum
+  float* scalars;                   // [heads, slots, 2, 64]: u = lse * log2(e), and delta. u is +Inf for rows without a
+                                    // query in use
+  float* sums;                      // [heads, slots, 64 * the head's columns]: sums of dq
+  std::uint32_t* kept_turns;        // [block_jobs]: counts the warps that have stored dk and dv, over all parts
+  float* kept;                      // [block_jobs, keys * (columns of k + columns of v)]: sums of dk and dv between two
+                                    // parts
+  // Only with more than 128 columns, where a separate kernel computes dq. Then `turns`, `sums` and `kept` are not used.
+  std::int32_t query_jobs;        // number of pairs of query tiles, over all heads; 0 with at most 128 columns
   struct QueryWork* query_works;  // [query_jobs / heads]
   std::uint32_t* query_counter;
-  std::int64_t counter_words;  // number of words, from `counter` on, that a call clears before it counts
-  std::uint32_t* has_nan;      // not 0 if a query's dq is NaN; without dq, if a key's dk is NaN
+  std::int64_t counter_words;  // number of words, from `counter` on, that must be cleared before the counters are used
+  std::uint32_t* has_nan;      // not 0 if a query's dq is NaN or, in a call without dq, if a key's dk is NaN
 };
 
-// A row in a block of keys of a path. `token` is -1 if the row has none. `turn` is twice the number of earlier segments
-// that add to the token's dk and dv, plus 1 if no later segment does.
+// A row in a block of keys of a path. `token` is -1 if the row has no token. `turn` is twice the number of earlier
+// segments that add to the token's dk and dv, plus 1 if no later segment adds to them.
 struct GradientRow {
   std::int32_t token;
   std::uint32_t turn;
 };
 static_assert(sizeof(GradientRow) == GradientLayout::kRowBytes);
-// Trees: a sequence is a segment, and its keys are the keys of its path. `section` is the number of multiprocessors.
+// In a call of trees, each segment counts as a sequence, and its keys are the keys of its path. `section` is the number
+// of multiprocessors.
 struct GradientTreeCall : GradientCall {
   std::int32_t* jobs_of_paths;
-  std::int32_t* firsts;      // [segments + 1]: blocks of keys of earlier segments
+  std::int32_t* firsts;      // [segments + 1]: number of blocks of keys of all earlier segments
   GradientRow* rows;         // [blocks of keys, 128]
-  std::uint32_t* row_turns;  // [k_tokens, key heads]: the number of segments that have added
-  float* row_sums;           // [k_tokens, key heads, 2, columns]: dk and dv, while segments are yet to add
+  std::uint32_t* row_turns;  // [k_tokens, key heads]: counts the segments that have added to the row
+  float* row_sums;           // [k_tokens, key heads, 2, columns]: sums of dk and dv, until the last segment has added
 };
 template <class Params>
 using GradientCallOf = std::conditional_t<kMayBranch<Params>, GradientTreeCall, GradientCall>;
@@ -105,9 +113,9 @@ __device__ __forceinline__ std::int32_t jobs_of(const GradientCallOf<Params>& ca
   return call.jobs;
 }
 
-// A sequence's queries that see keys, by position.
+// The positions of a sequence's queries that see keys.
 struct GradientQueries {
-  std::int32_t first, last;  // a query's position is the number of the key at the query's place
+  std::int32_t first, last;  // a query's position is the key number of the query's own token
   std::int32_t base;         // position of tile 0
   std::int32_t slot;         // slot of tile 0
   std::int32_t past;         // position of query 0
@@ -138,7 +146,8 @@ __device__ __forceinline__ std::uint32_t contributors(const AttentionBackwardPar
   if (p.window_size > 0) first_key = max(max(tile, q.first) - p.window_size + 1, std::int64_t{0});
   return first_contributor<kKeys>(p.causal, q.last, tile) - static_cast<std::uint32_t>(first_key / kKeys) + 1;
 }
-// The sequence of a slot: the last sequence whose first slot is at or before it. first(s) ascends with s.
+// Returns the sequence of a slot: the last sequence s with first(s) <= slot. first(s) is the first slot of s, and
+// ascends with s.
 template <class First>
 __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequences, std::int64_t slot,
                                                          const First& first) {
@@ -150,8 +159,8 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
   return low;
 }
 
-// The number of a sequence's key heads whose blocks of keys alternate in the order of jobs. Concurrent blocks of one
-// head then walk through the head's tiles about two tiles apart.
+// Returns the number of a sequence's key heads whose blocks of keys alternate in the order of jobs. With this number,
+// concurrent blocks of one head process the head's tiles about two tiles apart.
 template <class Params>
 __device__ __forceinline__ std::int64_t section_size(const Params& p, const GradientCallOf<Params>& call,
                                                      std::int64_t sequence, std::int64_t blocks) {
@@ -163,27 +172,29 @@ __device__ __forceinline__ std::int64_t section_size(const Params& p, const Grad
 
 // A job: a block of keys of one sequence and key head, and the tiles of queries that see any of these keys.
 struct alignas(16) GradientWork {
-  std::int32_t sequence, kv_head;  // sequence < 0: no jobs are left
-  std::int32_t key, num_keys;      // number of the first key; keys of the sequence
-  std::int32_t k_token;            // token of the first key; trees: -1 if the tokens do not follow one another
+  std::int32_t sequence, kv_head;  // sequence < 0: there are no more jobs
+  std::int32_t key, num_keys;      // number of the first key; number of keys of the sequence
+  std::int32_t k_token;            // token of the first key; in trees -1 if the keys' tokens do not follow one another
   std::int32_t q_token;            // token of position 0
-  std::int32_t first, last;        // positions of queries in use that see keys
-  std::int32_t tile, last_tile;    // positions of tiles
-  std::int32_t slot;               // slot of the tile at `tile`
-  // Index of the block among the part's blocks; in a tree this index gives the block's rows.
+  std::int32_t first, last;        // range of positions of queries in use that see keys
+  std::int32_t tile, last_tile;    // range of positions of the job's tiles
+  std::int32_t slot;               // slot of the first tile
+  // Index of the block of keys among the blocks of a part. In a tree, GradientTreeCall::rows has the block's rows at
+  // this index.
   std::int32_t block;
-  std::int32_t q_head, part;  // first query head; number of the job among the jobs of its block of keys
+  std::int32_t q_head, part;  // first query head of the job; number of the job's part
 };
 static_assert(sizeof(GradientWork) == GradientLayout::kWorkBytes);
 
-// A pair of tiles of queries of one sequence, and the blocks of keys that each sees.
+// A pair of tiles of queries of one sequence, and the blocks of keys that each of the two tiles sees.
 struct alignas(16) QueryWork {
-  std::int32_t sequence, head;     // sequence < 0: no queries, or no jobs are left
-  std::int32_t k_token, num_keys;  // token of the first key; keys of the sequence
+  std::int32_t sequence, head;     // sequence < 0: the pair has no queries, or there are no more jobs
+  std::int32_t k_token, num_keys;  // token of the first key; number of keys of the sequence
   std::int32_t q_token;            // token of position 0
-  std::int32_t first, last;        // positions of queries in use that see keys
+  std::int32_t first, last;        // range of positions of queries in use that see keys
   std::int32_t tile, slot;         // position and slot of the first tile
-  std::int32_t high[2], low[2];    // last and first block of keys of each tile; -1 and kNone for a tile without queries
+  std::int32_t high[2], low[2];    // last and first block of keys that a tile sees; -1 and kNone for a tile without
+                                   // queries
   static constexpr std::int32_t kNone = 0x7fffffff;
   __device__ __forceinline__ std::int32_t first_block() const { return max(high[0], high[1]); }
   __device__ __forceinline__ std::int32_t last_block() const { return min(low[0], low[1]); }
@@ -196,7 +207,7 @@ __device__ __forceinline__ QueryWork query_work(const AttentionBackwardParams& p
   QueryWork work = {};
   work.sequence = -1;
   if (p.num_sequences == 0) return work;
-  // Numbers of a sequence's pairs, as GradientLayout counts them.
+  // The first pair of each sequence, as GradientLayout counts pairs.
   const std::int64_t of_sequence = (call.of_sequence + 1) / 2;
   const auto first = [&](std::int64_t s) { return clamp_to(p.cu_seqlens_q[s], 0, p.q_tokens) / 128 + 2 * s; };
   const bool packed = p.cu_seqlens_q != nullptr;
@@ -229,15 +240,15 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
                                                       std::int32_t job_of_call) {
   const auto heads = static_cast<std::int32_t>(p.num_kv_heads);
   GradientWork work = {};
-  // All jobs of a part come before the jobs of the next part. So the previous job of a block of keys has usually ended
-  // when the next one begins, except in small calls.
+  // All jobs of a part come before the jobs of the next part. So when a job begins, the previous job of the same block
+  // of keys has usually ended, except in small calls.
   std::int32_t job = job_of_call;
   if constexpr (!kMayBranch<Params>) {
     work.part = job_of_call / call.block_jobs;
     work.block = job = job_of_call - work.part * call.block_jobs;
   }
-  // Jobs are numbered by sequence and a few heads at a time, so that operands that blocks share stay in L2. Blocks of
-  // keys descend, so that a block starts after those whose dq it waits for.
+  // Jobs are numbered by sequence, and within a sequence by a few heads at a time, so that operands that blocks share
+  // stay in L2. Blocks of keys have descending numbers, so that a block starts after the blocks whose dq it waits for.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if constexpr (kMayBranch<Params>) return call.firsts[s];
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
@@ -250,7 +261,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const std::int64_t section = within / of_section, in_section = min(size, heads - section * size);
   if (in_section <= 0) return work;
   work.kv_head = static_cast<std::int32_t>(section * size + within % of_section % in_section);
-  // If no dq waits for a turn, the blocks that most queries see come first.
+  // If dq needs no turns, the blocks of keys that most queries see come first.
   const std::int64_t place = within % of_section / in_section, block = call.query_jobs > 0 ? place : blocks - 1 - place;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
@@ -287,7 +298,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   return work;
 }
 
-// Shared memory and barriers of a block.
+// Shared memory and barriers of a block of threads.
 template <class Tile>
 struct GradientShared {
   std::uint32_t base;
@@ -332,14 +343,14 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      // The threads of both warpgroups, and the two lanes that add dq.
+      // All threads of both warpgroups arrive, and the two lanes that add dq.
       mbarrier_init(work_empty(i), 256 + (Tile::kColumns > 128 ? 0 : 2));
     }
     mbarrier_init_fence();
   }
 };
 
-// The loading warp: hands out jobs, and fetches each one's keys, values, queries and dout.
+// The loading warp: takes jobs, announces each job to the other warps, and loads its keys, values, queries and dout.
 template <class Tile, class Params>
 __device__ __forceinline__ void load_gradient_work(const Params& p, const GradientCallOf<Params>& call,
                                                    const GradientShared<Tile>& shared, GradientWork* works) {
@@ -357,7 +368,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
   std::int32_t job = blockIdx.x;
   for (;;) {
     const bool more = job < jobs_of<Params>(call);
-    // Read from shared memory: a copy in registers would spill.
+    // The job is read from shared memory at each use, since a copy in registers would spill.
     const GradientWork& work = works[slot.stage];
     const bool exists = !more || call.works[job].num_keys > 0;
     if (exists) {
@@ -379,7 +390,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
       const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence;
       mbarrier_wait_block(shared.keys_empty(), keys_phase ^ 1);
       keys_phase ^= 1;
-      // The warpgroups gather tokens that do not follow one another.
+      // If the keys' tokens do not follow one another, the warpgroups copy them.
       const bool gathers = kMayBranch<Params> && work.k_token < 0;
       if (gathers) {
         if (elect_one()) mbarrier_arrive(shared.keys_full());
@@ -412,7 +423,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
         }
       }
     }
-    // A job is not taken earlier: other blocks wait for the dq of every job that was taken.
+    // The next job is taken only now, since other blocks of threads wait for the dq of every job that was taken.
     std::uint32_t taken = 0;
     if (threadIdx.x == 0) taken = atomicAdd(call.counter, 1u);
     taken = __shfl_sync(0xffffffffu, taken, 0);
@@ -420,8 +431,8 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
   }
 }
 
-// One of two warps that add the tiles' dq to the sums in memory. Each warp takes every other tile. It waits for its turn,
-// since blocks of keys add in descending order.
+// The work of one of the two warps that add the tiles' dq to the sums in memory. Each warp takes every second tile. For
+// each tile it waits for its turn, since blocks of keys add in descending order.
 template <class Tile>
 __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, const GradientCall& call,
                                               const GradientShared<Tile>& shared, const GradientWork* works,
@@ -449,7 +460,7 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
                                                      work.key / Tile::kKeys);
         float* sums = call.sums + at * (Tile::kQueries * Tile::columns(p));
         const int bytes = Tile::kQueries * 4 * Tile::columns(p);
-        // Usually the turn comes before the sums are ready.
+        // The turn is awaited first, since it usually comes before the sums are ready.
         if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);
         mbarrier_wait_block(shared.dq_full(parity), phase);
         if (!wanted) {

@@ -1,8 +1,9 @@
-// attention, forward, of few queries a sequence, for SM90: a cluster of four blocks of threads computes 16 rows of one
-// split, eight blocks of keys at a time. Each block of threads scores two blocks of keys and sends the probabilities to
-// all four. Then it sums its quarter of V's columns over all keys, so that K and V are loaded once. The kernel serves
-// calls with so few splits that each split has four multiprocessors. It gives the same bits as mma.cuh. Bound by the
-// chain over keys; numbers: README.md.
+// attention, forward, of sequences with few queries, for SM90. A cluster of four blocks of threads computes 16 rows of
+// one split, eight blocks of keys at a time ("a round"). Each block of threads computes the scores of two blocks of
+// keys and sends the probabilities to all four blocks of threads. Then it sums its quarter of V's columns over all
+// keys. So K and V are loaded only once. The kernel serves calls with so few splits that each split can have four
+// multiprocessors. It gives the same bits as mma.cuh. Bound by the latency of the steps over the keys, which run one
+// after another; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -19,23 +20,23 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kLoaders = 4, kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr int kRanks = SplitGrid::kCluster, kRoundBlocks = 2 * kRanks,
                        kRoundKeys = kRoundBlocks * Shape::kKeys;
-  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // keys that a block of threads scores
+  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // keys whose scores a block of threads computes
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;
   static constexpr int kSlice = kColumns_ / kRanks,
-                       kSliceBytes = kSlice * 2;  // V's columns per rank, 8 per warp
+                       kSliceBytes = kSlice * 2;  // columns of V per rank; 8 columns per warp
   static constexpr int kShare = 1;
   static constexpr bool kAllowsNext = true;
   static_assert(kSlice == 32 && Shape::kGroups == 4);
   static constexpr int kValuesAt = 2 * Shape::kOperandBytes, kWeightsAt = kValuesAt + kRoundKeys * kSliceBytes;
-  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // sums of the first rank
+  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // sums of probabilities
   static constexpr int kMaximaAt = kSumsAt + kRoundBlocks * Shape::kGroups * 128 * 4;
   static constexpr int kFactorsAt = kMaximaAt + kRoundBlocks * Shape::kGroups * 16 * 4;
-  static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block and row
-  // Largest scores so far, of even and of odd rounds.
+  static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block of keys and row
+  // The largest scores of the rows before a round, for even and for odd rounds.
   static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
   static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024 bytes align the start
-  // The address of 16 bytes of a row. K has TMA's swizzle of 128 bytes, V the swizzle of 64.
+  // The address of a chunk of 16 bytes in a row. K has TMA's 128-byte swizzle, and V has the 64-byte swizzle.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -56,7 +57,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
     std::int64_t first_row;
-    // All blocks of the cluster find the same tile.
+    // All four blocks of threads of the cluster find the same tile.
     if (!this->find_tile(blockIdx.x / Tile::kRanks, &first_row)) return;
     const AttentionSpan span(p_, this->sequence_);
     const bool found = this->find(span, first_row);
@@ -64,7 +65,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (!found) return;
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
-    cluster_arrive();  // senders wait for this arrival
+    cluster_arrive();  // the other blocks of threads wait for this arrival before they send
     if (loads) return fetch(span);
     this->begin(span);
     walk();
@@ -78,8 +79,8 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t full(bool is_key) const { return shared_ + Tile::kBarriersAt + is_key * 8; }
   __device__ __forceinline__ std::uint32_t empty(bool is_key) const { return full(is_key) + 16; }
-  // Messages from every warp of the cluster to all four blocks: largest scores, probabilities, and the notice that the
-  // warp has read both.
+  // Kinds of messages from each warp of the cluster to all four blocks of threads: largest scores, probabilities, and
+  // the notice that the warp has read them.
   static constexpr int kMaxima = 0, kWeights = 1, kRead = 2;
   __device__ __forceinline__ std::uint32_t sent(int what) const { return full(false) + 32 + what * 8; }
   __device__ __forceinline__ void begin_barriers() const {
@@ -94,8 +95,8 @@ class SplitByClusters : SplitRows<T, Tile> {
     __syncwarp();
     if (lane() < Tile::kRanks) mbarrier_arrive_cluster(map_to_rank(sent(what), lane()));
   }
-  // Whether TMA loaded all rows of K or of V, and every row is an existing key. Each loading warp has a flag; the
-  // second function combines them.
+  // Whether TMA loads all rows of K or of V, and every row is an existing key. Each loading warp has a flag. The second
+  // function combines the flags.
   __device__ __forceinline__ volatile int& whole(bool is_key, int loader) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[is_key * Tile::kLoaders + loader];
   }
@@ -113,10 +114,10 @@ class SplitByClusters : SplitRows<T, Tile> {
   }
   __device__ __forceinline__ int first_block() const { return first_key_ / Tile::kKeys * Tile::kKeys; }
   __device__ __forceinline__ std::uint32_t values() const { return shared_ + Tile::kValuesAt; }
-  // A barrier of the multiplying warps.
+  // A barrier of the warps that multiply.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
-  // The loading warps; each lane loads one box. In each round they load K of this rank's blocks, then this rank's
-  // columns of V for all keys.
+  // The work of the loading warps; each lane loads one box. In each round they load K of this rank's two blocks of
+  // keys, then this rank's columns of V for all keys of the round.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     static_assert(Tile::kRoundKeys / 8 <= 32 * Tile::kLoaders);  // pages have at least eight keys
     const int loader = same_in_warp(warp() - Tile::kWarps), row = (lane() * Tile::kLoaders + loader) * maps_.box;
@@ -169,11 +170,12 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
     }
   }
-  // Fills rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values past
-  // the last key become +0, too.
+  // Fills the rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values
+  // past the last key become +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
-    const AttentionSpan span(p_, this->sequence_);  // computed again: a kept copy would hold registers in every round
+    const AttentionSpan span(p_, this->sequence_);  // computed again, since a copy from run() would take registers in
+                                                    // every round
     for (int row = threadIdx.x; row < keys; row += 32 * Tile::kWarps) {
       const int key = begin + row;
       if (key / Tile::kKeys * Tile::kKeys >= last_key_) break;
@@ -218,7 +220,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
       free(true);
       if (begin == first_block()) {
-        cluster_wait();  // the other blocks have started
+        cluster_wait();  // the other blocks of threads have started
       } else {
         mbarrier_wait(sent(kRead), phase ^ 1);
       }
@@ -227,7 +229,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         const float most = own < last_key_ ? this->largest(s, r) : -infinity();
         const int at = ((own_block * 4 + warp() % 4) * 16 + lane() / 4 + 8 * r) * 4;
         store_remote(map_to_rank(shared_ + Tile::kMaximaAt + at, lane() % 4),
-                     __float_as_uint(most));  // each lane of a quad stores to one rank
+                     __float_as_uint(most));  // the four lanes of a quad store to the four ranks
       }
       send(kMaxima);
       mbarrier_wait(sent(kMaxima), phase);
@@ -239,7 +241,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       send(kWeights);
       mbarrier_wait_block(full(false), phase);
       if (!whole(false)) complete<false>(begin, Tile::kRoundKeys);
-      mbarrier_wait(sent(kWeights), phase);  // every block's probabilities have arrived
+      mbarrier_wait(sent(kWeights), phase);  // the probabilities of all blocks of keys have arrived
 #pragma unroll 1
       for (int block = 0; begin + block * Tile::kKeys < last_key_ && block < Tile::kRoundBlocks; ++block) {
         if (warp() < 4) {
@@ -252,8 +254,8 @@ class SplitByClusters : SplitRows<T, Tile> {
       if (begin + Tile::kRoundKeys < last_key_) send(kRead);
     }
   }
-  // A warp computes the references and factors of a block of keys, one lane a row. The references of earlier blocks
-  // follow from their largest scores alone.
+  // Each warp computes the references and factors of one block of keys, with one lane per row. It needs no references
+  // of the round's earlier blocks, since their largest scores suffice.
   __device__ __forceinline__ void refer(int round) const {
     if (lane() >= 16) return;
     const float* maxima = this->maxima() + lane();
@@ -305,9 +307,9 @@ class SplitByClusters : SplitRows<T, Tile> {
         });
   }
 
-  // Adds a block of keys, weighted by its probabilities, to eight of this rank's columns.
+  // Adds the values of a block of keys, weighted by their probabilities, to the sums of eight of this rank's columns.
   __device__ __forceinline__ void accumulate(int block) {
-    constexpr int kSteps = Tile::kKeys / 32;  // double steps of 16 keys each
+    constexpr int kSteps = Tile::kKeys / 32;  // each step has twice 16 keys
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = this->factors()[block * 16 + lane() / 4 + 8 * r];
@@ -335,7 +337,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     }
   }
 
-  // Whether this rank adds up the rows' chains. Without a merge each rank needs l.
+  // Whether this rank adds up the chains of l. Rank 0 does; without a merge every rank needs l.
   __device__ __forceinline__ bool has_chains() const { return rank_ == 0 || !this->call_.merges; }
 
   __device__ __forceinline__ void store_outputs() const {

@@ -1,6 +1,7 @@
-// attention, forward, for few queries a sequence: splits that lie in the shared pages of a group. A block of threads
-// computes 64 rows of the group for one split; the rows may belong to several sequences. So pages are read once for 64
-// rows. The results are the same as in rows.cuh, at the same places. The tile comes from forward_mma.cuh.
+// attention, forward, for sequences with few queries: the splits that lie in the shared pages of a group. A block of
+// threads computes one split for 64 rows of the group, which may belong to several sequences. So pages are read once
+// for 64 rows. The results have the same bits as those of rows.cuh, and lie at the same places. The code that computes
+// a tile is in forward_mma.cuh.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -19,10 +20,10 @@ struct GroupTile : MmaTile<kColumns_> {
   static constexpr int kBytes = kOffsets + 4 * Mma::kKeys * 8;
 };
 
-// The tiles of the groups' rows. The tiles of group g begin at slot floor(first row / kRows) + g.
+// The grid of the tiles of all groups' rows. The tiles of group g begin at slot floor(first row / kRows) + g.
 template <class Tile>
 struct GroupGrid {
-  std::int64_t splits;  // largest number of splits that a group shares
+  std::int64_t splits;  // the most splits that a group can share
   std::int64_t tiles, blocks;
 
   explicit GroupGrid(const AttentionParams& p) : splits(attention_splits(p.page_size * p.max_prefix_pages)) {
@@ -32,13 +33,13 @@ struct GroupGrid {
   }
 };
 
-// The job of a block of threads: one split, and up to kRows rows of a group. A row is one head of a query; the rows of
+// The job of a block of threads: one split, and up to kRows rows of a group. A row is one head of a query. The rows of
 // a job may belong to several sequences.
 template <int kRows>
 class GroupJob {
  public:
-  // `splits` is GroupGrid::splits. Returns whether the block has rows and a shared split. A whole warp calls this
-  // function.
+  // Finds the job of block `block`. `splits`: GroupGrid::splits. Returns whether the block has rows and a shared split.
+  // All lanes of a warp call this function.
   __device__ __forceinline__ bool find(const AttentionParams& p, const SplitCall& call, unsigned block,
                                        unsigned splits) {
     split = block % splits;
@@ -61,13 +62,14 @@ class GroupJob {
     last_row = (place_of_sequence(p, last) - first_place) * heads;
     return first_row >= 0 && first_row < last_row;
   }
-  // The keys that a row of the tile sees; none if it sees no key of the split. `offset`: its query in q, or kZeroRow.
+  // Returns all keys that row `number` of the tile sees, or no keys if the row sees no key of the split. Sets *offset
+  // to the offset in q of the row's query, or to kZeroRow if there is no query.
   __device__ __forceinline__ AttentionRange row(const AttentionParams& p, int number, std::int64_t* offset) const {
     *offset = kZeroRow;
     const std::int64_t row = first_row + number, place = first_place + row / heads;
     if (row >= last_row) return {0, 0};
     const bool packed = p.cu_seqlens_q != nullptr;
-    std::int64_t sequence, token = place;  // in the sequence's q or, if packed, in q
+    std::int64_t sequence, token = place;  // counted in the sequence's q or, if packed, in q
     if (packed) {
       sequence = min(first + sequence_of(p.cu_seqlens_q + first, last - first, place), last - 1);
     } else {
@@ -83,15 +85,15 @@ class GroupJob {
     }
     return keys;
   }
-  // The index of a row's results, in rows.
+  // The index of a row's results, in units of rows.
   __device__ __forceinline__ std::int64_t index(const AttentionParams& p, const SplitCall& call, int number) const {
     const std::int64_t row = first_row + number;
     return ((first_place + row / heads) * p.num_q_heads + kv_head * heads + row % heads) * call.splits + split;
   }
 
   unsigned split;
-  int kv_head, heads;               // heads: query heads per key head
-  std::int64_t group, first, last;  // the group; its first sequence, and the end of its sequences
+  int kv_head, heads;               // heads: number of query heads per key head
+  std::int64_t group, first, last;  // the group's number; its sequences are [first, last)
   std::int64_t first_place, first_row, last_row;
 
  private:
@@ -106,7 +108,8 @@ class GroupJob {
   }
 };
 
-// The keys of a split that any row of a block of threads sees. `memory`: two ints a warp.
+// Returns the keys of a split that any row of a block of threads sees. [least, most): the keys that this thread's rows
+// see. `memory`: shared memory for two ints per warp.
 template <int kWarps>
 __device__ __forceinline__ AttentionRange keys_of_block(int* memory, unsigned split, int least, int most) {
   least = __reduce_min_sync(~0u, least);
@@ -141,7 +144,7 @@ class GroupRows : MmaForward<T, Tile> {
     for (int r = 0; r < 2; ++r) {
       std::int64_t offset;
       const AttentionRange keys = job_.row(p_, this->row_of_thread(r), &offset);
-      // The walk later stores keys' offsets there.
+      // load_queries() reads these offsets. Later walk() overwrites them with offsets of keys.
       if (this->quad_lane() == 0) this->offsets(0, 0)[this->row_of_thread(r)] = offset;
       sees_[r][0] = static_cast<int>(keys.first);
       sees_[r][1] = static_cast<int>(keys.last);
@@ -164,7 +167,7 @@ class GroupRows : MmaForward<T, Tile> {
   using Rows = MmaForward<T, Tile>;
   using Rows::p_, Rows::sees_, Rows::reference_, Rows::chains_, Rows::sums_;
 
-  // Stores rows that see a key of the split. The merge reads only these rows.
+  // Stores the results of rows that see a key of the split. The merge reads only the results of these rows.
   __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

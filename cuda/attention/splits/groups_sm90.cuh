@@ -1,6 +1,6 @@
-// attention, forward, for few queries a sequence, for SM90: splits that lie in the shared pages of a group, by wgmma. A
-// warpgroup computes 64 rows of the group for one split; a warp loads pages by TMA. Its bits are those of
-// groups.cuh.
+// attention, forward, of sequences with few queries by wgmma, for SM90: the splits that lie in the shared pages of a
+// group. A warpgroup computes one split for 64 rows of the group, and a warp loads pages by TMA. The results have the
+// same bits as those of groups.cuh.
 #pragma once
 
 #include "../forward_sm90.cuh"
@@ -38,7 +38,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
     this->sees_first_[r] = static_cast<int>(keys.first);
     this->sees_last_[r] = static_cast<int>(keys.last);
   }
-  // `keys`: the split's keys that any row sees.
+  // Computes the split. `keys`: the split's keys that any row sees.
   __device__ __forceinline__ void run(const SplitCall& call, const GroupJob<Tile::kRows>& job, std::int64_t offset,
                                       const AttentionRange& keys) {
     load_queries(offset);
@@ -47,7 +47,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
       m_[r] = -infinity();
       l_[r][0] = l_[r][1] = 0.0f;
     }
-    WgmmaWork work = {};  // the blocks of keys that every row of this thread sees need no mask
+    WgmmaWork work = {};  // blocks that both rows of this thread see need no mask
     work.all_first = max(this->sees_first_[0], this->sees_first_[1]);
     work.all_last = min(this->sees_last_[0], this->sees_last_[1]);
     int keeps = 0;
@@ -83,7 +83,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
   using Rows = WgmmaRows<T, Tile, kExp>;
   using Rows::p_, Rows::shared_, Rows::at_, Rows::m_, Rows::l_, Rows::o_, Rows::thread_;
 
-  // `offset`: of this lane's row, of the 16 of its warp.
+  // Loads the 16 queries of this warp. `offset`: in lane i < 16, the offset of the warp's row i.
   __device__ __forceinline__ void load_queries(std::int64_t offset) const {
     const auto* q = in_memory(static_cast<const typename T::Storage*>(p_.q.data));
     constexpr int kChunks = Tile::kColumns / 8;
@@ -99,7 +99,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
     fence_for_tma();
     asm volatile("bar.sync 1, 128;" ::: "memory");
   }
-  // Stores rows that see a key of the split. The merge reads no others.
+  // Stores the results of rows that see a key of the split. The merge reads only the results of these rows.
   __device__ __forceinline__ void store(const SplitCall& call, const GroupJob<Tile::kRows>& job) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
       std::int64_t of_row;
       const AttentionRange keys = job.row(p, rows.row_of_thread(r), &of_row);
       rows.see(r, keys);
-      // Lane i < 16 keeps the offset of the warp's row i.
+      // Passes the offset of the warp's row i to lane i < 16.
       const std::int64_t of_lane = __shfl_sync(~0u, of_row, threadIdx.x % 8 * 4);
       if (threadIdx.x % 32 / 8 == static_cast<unsigned>(r)) offset = of_lane;
       if (keys.empty()) continue;

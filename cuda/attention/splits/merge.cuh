@@ -1,4 +1,5 @@
-// attention, forward, for few queries a sequence: its two launches, splits and their merge.
+// attention, forward, for sequences with few queries: the two launches of a call, first the splits and then their
+// merge.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -7,14 +8,15 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A warp merges the splits of a row, which is one head of a token. `sees`: the keys that the row sees; `row`: its index
-// in out; `at`: the index of its first split's result.
+// Merges the splits of a row, which is one head of a token, by one warp. `sees`: the keys that the row sees. `row`: the
+// row's index in out. `at`: the index of the result of the row's split 0.
 template <class T, int kColumns = kMaxHeadDim>
 __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitCall& call, const AttentionRange& sees,
                                           std::int64_t sequence, std::int64_t token, std::int64_t head,
                                           std::int64_t row, std::int64_t at) {
   const bool used = !sees.empty();
-  // Loads of eight splits are in flight at a time. One after the other, each would wait for L2.
+  // The loads of eight splits are in flight at once. If a split were loaded after the merge of the previous one, each
+  // would wait for L2.
   constexpr int kAtOnce = 8, kVec4s = kColumns / 128;
   const int lane = threadIdx.x % 32;
   float m = -infinity(), l = 0.0f, o[kVec4s][4] = {};
@@ -74,16 +76,16 @@ __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitC
   }
 }
 
-// Merges a row's splits by a block of 128 threads, for calls with few rows. A thread has every 128th column, so loads
-// of many splits are in flight. Each lane computes the factors of one split, whose reference so far is a prefix maximum
-// over lanes.
+// Merges a row's splits by a block of 128 threads, for calls with few rows. A thread has every 128th column, so the
+// loads of many splits can be in flight. Each lane computes the merge factors of one split. For these factors it needs
+// the reference of all earlier splits, which is a prefix maximum over lanes.
 template <class T, int kColumns>
 __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, const SplitCall& call,
                                                    const AttentionRange& sees, std::int64_t sequence,
                                                    std::int64_t token, std::int64_t head, std::int64_t row,
                                                    std::int64_t at) {
   const bool used = !sees.empty();
-  constexpr int kShare = kColumns / 128, kAtOnce = 24 / kShare;  // loads of kAtOnce splits are in flight together
+  constexpr int kShare = kColumns / 128, kAtOnce = 24 / kShare;  // the loads of kAtOnce splits are in flight at once
   const int lane = threadIdx.x % 32, column = threadIdx.x;
   float m = -infinity(), l = 0.0f, o[kShare] = {};
   const int last = used ? static_cast<int>(attention_splits(sees.last)) : 0;
@@ -146,9 +148,9 @@ __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, con
   }
 }
 
-// Merges each row by a warp or, if kByBlock, by a block of threads. Every row is written, also rows outside every
+// Merges each row by a warp or, if kByBlock, by a block of threads. Every row is written, including rows outside every
 // sequence and rows of queries that are not in use.
-constexpr std::int64_t kFewMergedRows = 128;  // with more rows a merge by warps is faster
+constexpr std::int64_t kFewMergedRows = 128;  // with more rows than this, a merge by warps is faster
 template <class T, int kColumns, bool kByBlock>
 __global__ void __launch_bounds__(128)
     attention_merge_kernel(const __grid_constant__ AttentionParams p, const __grid_constant__ SplitCall call,
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(128)
   const std::int64_t head = row % p.num_q_heads, at = row * call.splits;
   const AttentionQuery query(p, row / p.num_q_heads);
   wait_for_previous_kernel();
-  allow_next_kernel();  // an earlier call would spread blocks unevenly, since the splits still run
+  allow_next_kernel();  // not before the wait: with splits still running, blocks would spread unevenly
   if constexpr (kByBlock) {
     merge_row_by_block<T, kColumns>(p, call, query.sees, query.sequence, query.token, head, row, at);
   } else {
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-// launch(call, blocks) launches the splits.
+// Runs the splits and their merge. launch(call, blocks) must launch the splits.
 template <class T, bool kOverlap, class Launch>
 void run_splits(const AttentionParams& p, const SplitGrid& grid, cudaStream_t stream, Launch&& launch) {
   const std::int64_t rows = attention_rows(p) * p.num_q_heads;

@@ -1,8 +1,8 @@
-// attention, forward, of few queries a sequence by mma.sync, for SM80 and later: decode, and short chunks behind a
-// cache. A block of threads computes 16 rows of one canonical split of their keys; a second kernel merges the splits.
-// Four warps share a block of keys. cp.async keeps one block of K and one of V in flight. So three blocks of threads
-// fit on a multiprocessor and hide each other's waits. Four fit if a block of V is loaded in halves. Bound by HBM;
-// numbers: README.md.
+// attention, forward, of sequences with few queries by mma.sync, for SM80 and later: decode, and short chunks of
+// queries with many keys. A block of threads computes 16 rows for one canonical split of the keys; a second kernel
+// merges the splits. Four warps share a block of keys. Shared memory holds one block of K and one of V, which cp.async
+// loads. So three blocks of threads fit on a multiprocessor and hide each other's waits. Four blocks of threads fit if
+// a block of V is loaded in two halves. Bound by HBM; numbers: README.md.
 #pragma once
 
 #include "groups.cuh"
@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// kParts: number of parts of a block of V, which pass through the same memory one after another. With two parts and
-// addresses of 32 bits, four blocks of threads fit on a multiprocessor of compute capability 9.0.
+// kParts: number of parts of a block of V, which are loaded into the same memory one after another. With two parts and
+// 32-bit offsets of keys, four blocks of threads fit on a multiprocessor of compute capability 9.0.
 template <int kColumns_, bool kShares_ = false, bool kMixed_ = false, int kParts_ = 1>
 struct SplitTile : SplitShape<kColumns_, 1> {
   using Shape = SplitShape<kColumns_, 1>;
@@ -21,14 +21,15 @@ struct SplitTile : SplitShape<kColumns_, 1> {
   static constexpr int kThreads = 32 * Shape::kWarps;
   static constexpr int kParts = kParts_, kPartKeys = Shape::kKeys / kParts, kBlocksTogether = kParts > 1 ? 4 : 1;
   using Offset = std::conditional_t<(kParts > 1), std::uint32_t, std::int64_t>;
-  // Offsets in shared memory: K and V; the addresses of keys (K's and V's of two blocks); results.
+  // Offsets in shared memory: K and V; the offsets of keys in K and in V, for two blocks; results.
   static constexpr int kValuesAt = Shape::kOperandBytes;
   static constexpr int kOffsetsAt = kValuesAt + Shape::kOperandBytes / kParts;
   static constexpr int kOffsetBytes = (kParts > 1 ? 3 : 4) * Shape::kKeys * static_cast<int>(sizeof(Offset));
   static constexpr int kWeightsAt = kOffsetsAt + kOffsetBytes, kMaximaAt = kWeightsAt + Shape::kWeightBytes;
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBytes = kFactorsAt + Shape::kFactorBytes;
-  static_assert(Shape::kRows * Shape::kRowBytes * kParts <= Shape::kOperandBytes);  // queries pass through V's memory
+  static_assert(Shape::kRows * Shape::kRowBytes * kParts <= Shape::kOperandBytes);  // queries are loaded into V's
+                                                                                    // memory first
   static_assert(kParts == 1 || (kBytes + 1024) * 4 <= 228 * 1024);
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return chunk_of<SplitTile>(operand, row, chunk);
@@ -58,7 +59,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
-    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // so that the compiler computes both addresses only once
+    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // makes the compiler compute both addresses only once
     if constexpr (Tile::kMixed) {
       const auto rows = static_cast<unsigned>(this->places_of(span)) * this->call_.group;
       const unsigned step = this->call_.tiles * Tile::kRows;
@@ -90,14 +91,14 @@ class SplitByCopies : SplitRows<T, Tile> {
   }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
-  // Addresses of the rows of K (0) or V (1), for even or odd blocks. If V has parts, even and odd blocks share one
-  // array of K's addresses. A block's addresses are read before the next block's addresses are stored.
+  // Offsets of the rows of K (which = 0) or V (which = 1), for even or odd blocks. If V has parts, even and odd blocks
+  // share one array of K's offsets: a block's offsets are read before the next block's are stored.
   using Offset = typename Tile::Offset;
   __device__ __forceinline__ Offset* offsets(int which, int parity) const {
     const int at = Tile::kParts > 1 ? which * (1 + parity) : which * 2 + parity;
     return reinterpret_cast<Offset*>(memory_ + Tile::kOffsetsAt) + at * Tile::kKeys;
   }
-  // An address of 32 bits counts units of 16 bytes.
+  // A 32-bit offset counts units of 16 bytes.
   static __device__ __forceinline__ Offset narrow(std::int64_t offset) {
     if constexpr (sizeof(Offset) == 8) return offset;
     return offset > kZeroRow ? static_cast<Offset>(offset / 8) : offset == kNoPage ? ~0u : ~1u;
@@ -107,8 +108,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     return offset < ~1u ? std::int64_t{offset} * 8 : offset == ~0u ? kNoPage : kZeroRow;
   }
 
-  // The page of this thread's key in a block. The page number is loaded early, since this load takes as long as the
-  // load of a row of K.
+  // Returns the page of this thread's key in a block. The page number is loaded a block ahead, since its load takes as
+  // long as the load of a row of K.
   __device__ __forceinline__ int fetch_page(const AttentionSpan& span, int block) const {
     const int key = block + threadIdx.x;
     const bool exists = p_.block_table != nullptr && threadIdx.x < Tile::kKeys && has_key(span, key);
@@ -123,7 +124,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     const std::int64_t place = page_shift_ >= 0 ? number & ((1 << page_shift_) - 1) : number % p_.page_size;
     return page * a.sequence_stride + place * a.token_stride;
   }
-  // Whether the key is in memory.
+  // Stores the offsets of this thread's key and value. Returns whether the key is in memory.
   __device__ __forceinline__ bool locate(const AttentionSpan& span, int block, int page) const {
     if (threadIdx.x >= Tile::kKeys) return true;
     const int parity = block / Tile::kKeys % 2, key = block + threadIdx.x;
@@ -132,7 +133,8 @@ class SplitByCopies : SplitRows<T, Tile> {
     offsets(1, parity)[threadIdx.x] = narrow(same_places_ ? offset : offset_of_key(span, p_.v, key, page));
     return offset > kZeroRow;
   }
-  // `whole`: all of the block's rows are in memory. `part`: the part of V to copy.
+  // Starts the copies of a block of K or of a part of V. `whole`: whether all of the block's rows are in memory.
+  // `part`: the part of V.
   template <bool kIsKey>
   __device__ __forceinline__ void load(int block, bool whole, int part = 0) const {
     if (block < last_key_) {
@@ -153,9 +155,9 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     copy_async_commit();
   }
-  // A thread copies the same 16 bytes of every few rows. It reads the rows' addresses first, since after a copy the
-  // compiler would wait for each address. It stores nothing between copies, since stores would take more instructions
-  // than the copies.
+  // Starts the copies of rows, all of which are in memory. A thread copies one chunk of 16 bytes, always the same, of
+  // every kRowsAtOnce-th row. It first reads the offsets of several rows: if reads followed copies, the compiler would
+  // wait for each offset. It stores nothing between copies, since stores would take more instructions than the copies.
   template <int kRowsOfAll>
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const Offset* from,
                                             std::uint32_t to) const {
@@ -176,8 +178,8 @@ class SplitByCopies : SplitRows<T, Tile> {
       }
     }
   }
-  // Clears columns past head_dim, which no copy writes. V's columns past value_dim reach no result, so they may hold
-  // anything.
+  // Clears columns past head_dim, which no copy writes. Columns of V past value_dim may hold anything, since they
+  // affect no result.
   __device__ __forceinline__ void clear_columns() const {
     const int begin = static_cast<int>(p_.head_dim) / 8;
     for (int row = threadIdx.x; row < Tile::kKeys + Tile::kPartKeys; row += Tile::kThreads) {
@@ -190,7 +192,7 @@ class SplitByCopies : SplitRows<T, Tile> {
   __device__ __forceinline__ void walk(const AttentionSpan& span) {
     int block = first_key_ / Tile::kKeys * Tile::kKeys;
     const int first_page = fetch_page(span, block);
-    int page = fetch_page(span, block + Tile::kKeys);  // page of the next block
+    int page = fetch_page(span, block + Tile::kKeys);  // page of the thread's key in the next block
     if (p_.head_dim < Tile::kColumns) {
       clear_columns();
       __syncthreads();
@@ -205,7 +207,7 @@ class SplitByCopies : SplitRows<T, Tile> {
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
       copy_async_wait<0>();
-      __syncthreads();  // K has arrived; the last block's V and places were read
+      __syncthreads();  // K has arrived; all warps have read the last block's V and its offsets
       load<false>(block, whole);
       const bool in_memory = locate(span, block + Tile::kKeys, page);
       page = fetch_page(span, block + 2 * Tile::kKeys);
@@ -216,7 +218,7 @@ class SplitByCopies : SplitRows<T, Tile> {
         this->put_largest(s);
       }
       const bool values_whole = whole;
-      whole = __syncthreads_and(in_memory);  // K was read; every warp's maxima have arrived
+      whole = __syncthreads_and(in_memory);  // all warps have read K and stored their maxima
       load<true>(block + Tile::kKeys, whole);
       float factor[2];
       if (AttentionGpu::kHasHardwareExp && p_.exp == Exp::kHardware) {
@@ -227,13 +229,13 @@ class SplitByCopies : SplitRows<T, Tile> {
         if (scores_keys()) this->template put_probabilities<Exp::kPortable>(this->reference_, s);
       }
       copy_async_wait<1>();
-      __syncthreads();  // V has arrived, and so have all warps' probabilities
+      __syncthreads();  // V and all warps' probabilities have arrived
       this->add_probabilities(0, threadIdx.x);
       this->rescale(factor);
       this->template accumulate<Tile::kParts>(0, values_at());
 #pragma unroll
       for (int part = 1; part < Tile::kParts; ++part) {
-        __syncthreads();  // every warp has read the previous part
+        __syncthreads();  // all warps have read the previous part
         load<false>(block, values_whole, part);
         copy_async_wait<0>();
         __syncthreads();
@@ -242,7 +244,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
   }
 
-  bool same_places_;  // K and V have the same places
+  bool same_places_;  // whether K and V have the same strides, so that offsets are equal
   const typename T::Storage *k_head_ = nullptr, *v_head_ = nullptr;
 };
 
@@ -252,11 +254,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksTogether)
                            bool vectors) {
   extern __shared__ __align__(128) unsigned char memory[];
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
-  // The merge waits for this kernel, which therefore waits for the shared splits.
+  // The merge waits only for this kernel. So this kernel waits for the kernel of the shared splits.
   if (Tile::kShares && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
 }
 
-// kOverlap: the kernel begins beside the launch of shared splits.
+// kOverlap: the kernel may begin while the kernel of the shared splits runs.
 template <class T, class Tile, bool kOverlap>
 void launch_splits(const AttentionParams& p, const SplitCall& call, unsigned blocks, bool vectors,
                    cudaStream_t stream) {
@@ -265,7 +267,7 @@ void launch_splits(const AttentionParams& p, const SplitCall& call, unsigned blo
                              stream, p, call, vectors);
 }
 
-// Launches a call without shared splits on SM90.
+// Runs the plan kDense: calls without shared splits on SM90.
 template <class T>
 void run_attention_dense(const AttentionParams& p, cudaStream_t stream) {
   run_splits<T, true>(p, SplitGrid(p), stream, [&](const SplitCall& call, unsigned blocks) {

@@ -1,7 +1,8 @@
-// attention, forward, of few queries a sequence, for SM90: eight warps walk two blocks of keys at a time. Four more
-// load K and V by TMA; a box is a page, or the part of a page in the block of keys. The kernel serves calls with so few
-// splits that each has a multiprocessor to itself. Such calls are bound by the chain over blocks of keys. Its bits are
-// those of mma.cuh. Numbers: README.md.
+// attention, forward, of sequences with few queries, for SM90. Eight warps process two blocks of keys at a time. Four
+// more warps load K and V by TMA; a box is a page, or the part of a page that lies in the block of keys. The kernel
+// serves calls with so few splits that each split can have a multiprocessor of its own. These calls are bound by the
+// latency of the steps over blocks of keys, which run one after another. The results have the same bits as those of
+// mma.cuh. Numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -17,18 +18,20 @@ namespace {  // one copy per architecture
 template <int kColumns_>
 struct PairTile : SplitShape<kColumns_, 2> {
   using Shape = SplitShape<kColumns_, 2>;
-  static constexpr int kLoaders = 4, kSlots = 3;  // loading warps; pairs of blocks of K or V in flight or in use
+  static constexpr int kLoaders = 4, kSlots = 3;  // number of loading warps; of slots, each for a pair of blocks of K
+                                                  // or V
   static constexpr int kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr bool kAllowsNext = true;
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // panels of 64 columns
   static constexpr int kSlotBytes = 2 * Shape::kOperandBytes;
-  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries pass through the probabilities' memory
+  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries are loaded into the memory of the
+                                                                       // probabilities
   static constexpr int kWeightsAt = kSlots * kSlotBytes;
   static constexpr int kMaximaAt = kWeightsAt + (Shape::kWeightBytes > kQueryBytes ? Shape::kWeightBytes : kQueryBytes);
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBarriersAt = kFactorsAt + Shape::kFactorBytes, kWholeAt = kBarriersAt + 2 * kSlots * 8;
   static constexpr int kBytes = kWholeAt + kSlots * 4 + 1024;  // 1024 bytes align the start
-  // The address of 16 bytes of a row, with TMA's swizzle.
+  // The address of a chunk of 16 bytes in a row, with TMA's swizzle.
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return operand + chunk / 8 * kPanelBytes + row * 128 + ((chunk ^ row) & 7) * 16;
   }
@@ -36,11 +39,11 @@ struct PairTile : SplitShape<kColumns_, 2> {
 
 struct PairMaps {
   CUtensorMap k, v;
-  std::int32_t box;  // tokens of a box: as many as a page has, at most a block's
+  std::int32_t box;  // tokens of a box: as many as a page has, at most those of a block of keys
 };
 
-// Eight warps multiply and four load. One loading warp sets up the barriers. The loading warps start after a barrier of
-// their own, so the multiplying warps do not delay the first loads.
+// Barriers at the start. One loading warp initialises the mbarriers. The loading warps then synchronise with each other
+// and start, so the multiplying warps do not delay the first loads.
 __device__ __forceinline__ void begin_loading() {
   asm volatile("bar.sync 2, 128;" ::: "memory");
   asm volatile("bar.arrive 3, 384;" ::: "memory");
@@ -90,15 +93,15 @@ class SplitByPairs : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t operand(int slot, int which) const {
     return shared_ + slot * Tile::kSlotBytes + which * Tile::kOperandBytes;
   }
-  // Whether TMA loaded all rows of a slot's pair of blocks, and every row is an existing key.
+  // Whether TMA loads all rows of a slot's pair of blocks, and every row is an existing key.
   __device__ __forceinline__ volatile int& whole(int slot) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }
   __device__ __forceinline__ int first_block() const { return first_key_ / Tile::kKeys * Tile::kKeys; }
-  // A barrier of the multiplying warps.
+  // A barrier of the warps that multiply.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-  // A lane's box of a pair: its first key and its page.
+  // A lane's box of a pair of blocks: the box's first key, and its page.
   struct Box {
     bool exists;
     int key, page;
@@ -110,7 +113,8 @@ class SplitByPairs : SplitRows<T, Tile> {
     return box;
   }
 
-  // The loading warps. Every lane holds the position of one box; each warp loads some of the boxes.
+  // The work of the loading warps. Lane i of every warp finds the key and page of box i, and each warp loads every
+  // fourth box.
   __device__ __forceinline__ void fetch(const AttentionSpan& span) const {
     int block = first_block();
     Box box = box_of(span, block);
@@ -156,8 +160,8 @@ class SplitByPairs : SplitRows<T, Tile> {
     }
     at.advance(Tile::kSlots);
   }
-  // Fills rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values past
-  // the last key are +0, too.
+  // Fills the rows that TMA did not load. Keys of a page that does not exist become NaN, and their values +0. Values
+  // past the last key become +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(const AttentionSpan& span, int block, int slot) const {
     const int row = threadIdx.x, key = block + row;
@@ -213,7 +217,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       free(at.stage);
       at.advance(Tile::kSlots);
-      meet();  // all warps have written their maxima, and have read the last pair's probabilities and sums
+      meet();  // all warps have stored their maxima, and have read the last pair's probabilities and sums
       float factor[2][2];
       if (p_.exp == Exp::kHardware) {
         weigh<Exp::kHardware>(both, scores, factor, s);
