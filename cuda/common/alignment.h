@@ -1,4 +1,4 @@
-// Tests whether arrays can be read and written 16 bytes at a time, and by TMA.
+// Tests whether kernels can access arrays 16 bytes at a time, and whether TMA can read them.
 #pragma once
 
 #include <algorithm>

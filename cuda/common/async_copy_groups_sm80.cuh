@@ -1,17 +1,18 @@
-// cp.async in groups: a ring of stages waits for its oldest group while the other groups are in flight.
+// cp.async in groups. With groups, a ring of stages can wait for its oldest copies while later copies are in flight.
 #pragma once
 
 #include <cstdint>
 
 namespace rlk::cuda {
 
-// Copies the first `bytes` of 16 bytes from global memory and sets the rest of the 16 to 0. The source is aligned to 16 bytes.
-// If `bytes` is 0, nothing is read.
+// Writes 16 bytes to shared memory: the first `bytes` come from global memory, and the others are 0. The source is
+// aligned to 16 bytes. If `bytes` is 0, nothing is read.
 __device__ __forceinline__ void copy_async_16_or_less(std::uint32_t shared, const void* global, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
-// Makes a group of this thread's copies since its last group. Without copies the group is empty.
+// Makes one group of all copies that this thread has issued since its last group. If there are none, the group is
+// empty.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>
@@ -19,7 +20,7 @@ __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 // Waits until at most the latest `pending` of this thread's groups are in flight. `pending` is 1 ... kMost. The
-// instruction needs a constant, so the branches below choose a constant.
+// instruction needs a constant, so branches select one.
 template <int kMost>
 __device__ __forceinline__ void copy_async_wait_at_most(int pending) {
   if constexpr (kMost > 1) {

@@ -1,4 +1,4 @@
-// cp.async: copies 16 bytes per thread from global to shared memory without registers.
+// cp.async: copies of 16 bytes per thread from global to shared memory, which need no registers.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
 __device__ __forceinline__ void copy_async_16(std::uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// Waits for all of this thread's copies.
+// Waits until all of this thread's copies are done.
 __device__ __forceinline__ void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 }  // namespace rlk::cuda

@@ -18,7 +18,8 @@ __device__ __forceinline__ void cluster_arrive_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The address, in the shared memory of block `rank` of the cluster, that corresponds to `shared`.
+// Returns the address in the shared memory of block `rank` of the cluster that corresponds to address `shared` of this
+// block.
 __device__ __forceinline__ std::uint32_t map_to_rank(std::uint32_t shared, std::uint32_t rank) {
   std::uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
@@ -34,8 +35,8 @@ __device__ __forceinline__ void store_remote_16(std::uint32_t remote, uint4 x) {
   asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
 }
-// Stores 16 bytes at `remote` and counts them at `remote_barrier`. Data and barrier lie in the shared memory of one
-// block.
+// Stores 16 bytes at `remote` and counts them at `remote_barrier`. `remote` and `remote_barrier` lie in the shared
+// memory of the same block.
 __device__ __forceinline__ void store_async_16(std::uint32_t remote, float x, float y, float z, float w,
                                                std::uint32_t remote_barrier) {
   asm volatile(

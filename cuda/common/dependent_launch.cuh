@@ -1,5 +1,5 @@
 // Programmatic dependent launch (compute capability 9.0): a kernel begins while the previous kernel of its stream still
-// runs. The kernel waits before it uses the previous kernel's results.
+// runs. The kernel itself waits before it uses the previous kernel's results.
 #pragma once
 
 #include "launch.h"
@@ -19,8 +19,9 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-// kOverlap: the kernel was built for compute capability 9.0 and waits for the previous kernel itself. Without kOverlap
-// the launch waits. cluster: the number of blocks of a cluster, which divides `blocks`.
+// kOverlap: the kernel was built for compute capability 9.0, and its code waits for the previous kernel. Without
+// kOverlap the kernel begins after the previous kernel. cluster: the number of blocks of a cluster, which divides
+// `blocks`.
 template <bool kOverlap, class... Args>
 void launch_dependent_clusters(void (*kernel)(Args...), int cluster, int blocks, int threads, int shared_bytes,
                                cudaStream_t stream, const Args&... args) {

@@ -1,4 +1,4 @@
-// Element types of arrays in memory: eight columns at a time to and from fp32, packed comparison of two.
+// Element types of arrays in memory: conversion of eight columns to and from fp32, and operations on packed pairs.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace rlk::cuda {
 
-// A condition of two packed elements.
+// Whether a condition holds for each of two packed elements.
 struct PairOfConditions {
   bool low, high;
 };
 
-// Tag types: the storage of an element and its arithmetic on packed pairs.
+// Tag types of elements. Each has the type in memory, conversions, and for 16-bit types the arithmetic on packed pairs.
 struct Bf16 {
   using Storage = std::uint16_t;
   static constexpr bool kPacked = true;
@@ -30,17 +30,18 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
-  // Products that are rounded once. These products equal bf16_rn of the fp32 products (tests/cpp/test_math.cpp).
+  // Multiplies packed pairs; each product is rounded once. The results equal bf16_rn of the fp32 products
+  // (tests/cpp/test_math.cpp).
   static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
 #if __CUDA_ARCH__ >= 900
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
 #else
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));  // -0 keeps a zero's sign
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000u));  // adding -0 keeps a zero's sign
 #endif
     return r;
   }
-  // NaN if either is NaN.
+  // The larger of two numbers; NaN if one of them is NaN.
   static __device__ __forceinline__ std::uint32_t max2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
     asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -86,7 +87,7 @@ struct Fp16 {
   }
   static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
-    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));  // fp32 would make the product exact
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));  // equals the rounded fp32 product
     return r;
   }
   static __device__ __forceinline__ std::uint32_t max2(std::uint32_t a, std::uint32_t b) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return r;
 }
 
-// 2^x by the hardware unit: the exponential of Exp::kHardware.
+// 2^x by the GPU's special function unit: the exponential of Exp::kHardware.
 __device__ __forceinline__ float ex2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -156,7 +157,7 @@ struct Vector {
   }
 };
 
-constexpr int kVec8 = 8;  // columns handled together: 16 bytes of a 2-byte type, 32 of fp32
+constexpr int kVec8 = 8;  // columns per vector of a thread: 16 bytes for 2-byte types, 32 bytes for fp32
 
 template <class T>
 struct Vec8 {
@@ -169,12 +170,12 @@ struct Vec8 {
   }
 };
 
-// Largest and smallest of some values; the largest is NaN if any value is.
+// The largest and the smallest of some values. The largest is NaN if any value is NaN.
 struct Range {
   float largest, smallest;
 };
 template <class T>
-struct RangeOf {  // packed two to a word
+struct RangeOf {  // two values packed in a word
   std::uint32_t high, low;
   __device__ __forceinline__ explicit RangeOf(const Vector<T>& first) : high(first.v.x), low(first.v.x) {}
   __device__ __forceinline__ void add(const Vector<T>& x) {

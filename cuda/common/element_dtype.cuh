@@ -1,4 +1,5 @@
-// Elements of an array whose type is a run-time argument. Fp32 keeps its bits, even of a NaN.
+// Loads and stores an element of an array whose type is a run-time argument. A float32 element keeps its bits, even if
+// it is NaN.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Host entry points of the kernels of kernels.inc and cuda/tokens/operators.inc, one per architecture. Each operator's
-// .cpp checks their arguments.
+// Host entry points, one per architecture, of the kernels that kernels.inc and cuda/tokens/operators.inc list. Each
+// operator's .cpp checks the arguments.
 #pragma once
 
 #include "../tokens/plan.h"

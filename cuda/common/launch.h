@@ -1,4 +1,4 @@
-// Launching from host code: checked runtime calls and the device guard.
+// Helpers to launch kernels from host code: checked runtime calls and the device guard.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,8 +16,8 @@ inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// Makes `device` current for the scope: a launch goes to the device of its arguments, not to the caller's current
-// device.
+// Makes `device` current until the end of the scope. So a launch goes to the device that has the arguments, not to the
+// caller's current device.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -36,7 +36,8 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// Kernels are compiled once per architecture, each with a host entry point in that architecture's namespace.
+// Declares a function in the namespace of each architecture. Kernels are compiled once per architecture, with a host
+// entry point in that architecture's namespace.
 #define RLK_CUDA_KERNELS(...) \
   namespace sm80 {            \
   __VA_ARGS__                 \
@@ -48,7 +49,7 @@ class DeviceGuard {
 #define RLK_CUDA_IN_USE(op, device, function) \
   ::rlk::cuda::of_architecture(op, ::rlk::cuda::compute_capability(device), sm80::function, sm90::function)
 
-// Whether a kernel may begin while the previous one ends (dependent_launch.cuh).
+// Whether a kernel may begin while the previous kernel still runs (dependent_launch.cuh).
 namespace sm80 {
 constexpr bool kOverlap = false;
 }

@@ -8,7 +8,8 @@ namespace rlk::cuda {
 __device__ __forceinline__ void mbarrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers visible to the cluster and to the asynchronous proxy. A cluster barrier must follow.
+// Makes initialised barriers visible to the cluster and to the asynchronous proxy. A barrier of the block or cluster
+// must follow.
 __device__ __forceinline__ void mbarrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -18,12 +19,13 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, in
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives at a barrier of another block of the cluster; map_to_rank gives the barrier's address. The arrival orders no
-// memory accesses. This suffices for memory that TMA filled and wgmma read, since the proxies order these accesses.
+// Arrives at a barrier of another block of the cluster; map_to_rank returns the barrier's address. The arrival orders
+// no memory accesses. For memory that TMA filled and wgmma read no order is needed, since both accesses go through the
+// asynchronous proxy.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// The same as mbarrier_arrive_remote, but a thread that waits by mbarrier_wait sees the earlier writes of this thread.
+// Arrives like mbarrier_arrive_remote, but a thread that waits by mbarrier_wait sees the earlier writes of this thread.
 __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -38,8 +40,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
-// Waits for TMA or for threads of this block. mbarrier_wait also invalidates L1, so that the thread sees stores of
-// other blocks.
+// Waits for TMA or for threads of this block. The function mbarrier_wait above serves waits for other blocks: it also
+// invalidates L1, so that the thread sees stores of other blocks.
 __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n"
@@ -51,7 +53,7 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       "r"(parity)
       : "memory");
 }
-// Whether mbarrier_wait would end at once.
+// Whether mbarrier_wait_block would return at once.
 __device__ __forceinline__ bool mbarrier_test_block(std::uint32_t barrier, int parity) {
   int done;
   asm volatile(
@@ -66,7 +68,7 @@ __device__ __forceinline__ bool mbarrier_test_block(std::uint32_t barrier, int p
   return done != 0;
 }
 
-// A thread's position in a ring of stages, each with its barriers. The phase is the parity to wait for.
+// A thread's position in a ring of stages. `phase`: the parity to wait for at the stage's barriers.
 struct RingPosition {
   int stage = 0, phase = 0;
   __device__ __forceinline__ void advance(int stages) {

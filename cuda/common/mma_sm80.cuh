@@ -1,6 +1,7 @@
 // mma.sync.m16n8k16 with fp32 accumulators, and ldmatrix, which loads its operands from shared memory.
 //
-// Let g = lane / 4 and t = lane % 4. A pair is two neighbours in k, the lower one in the low half. A lane holds
+// Let g = lane / 4 and t = lane % 4. A pair is two elements with neighbouring k in a word; the lower k is in the low
+// half. A lane holds
 //   A [16, 16]   the pairs (row g, k 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8)
 //   B [16, 8]    the pairs (k 2t, column g), (2t + 8, g)
 //   C [16, 8]    (row g, columns 2t and 2t + 1), then row g + 8
@@ -32,8 +33,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
   }
 }
 
-// Loads four 8x8 matrices of 16-bit elements. Lane i gives the address of row i % 8 of matrix i / 8. A lane receives
-// elements 2t and 2t + 1 of row g of each matrix. With kTransposed the lane receives element g of rows 2t and 2t + 1.
+// Loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix i / 8. A lane gets
+// elements 2t and 2t + 1 of row g of each matrix. With kTransposed it gets element g of rows 2t and 2t + 1.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices_4(std::uint32_t (&r)[4], std::uint32_t shared) {
   if constexpr (kTransposed) {

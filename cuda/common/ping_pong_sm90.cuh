@@ -1,14 +1,14 @@
 // The main loop of two warpgroups that alternate, each with its own tile. While one warpgroup multiplies, the other
-// processes its sums. The processing is hidden if it takes less time than a tile's products. One ring of stages serves
-// both warpgroups.
+// warpgroup processes its sums. The processing costs no time if it is shorter than the products of a tile. Both
+// warpgroups use one ring of stages.
 #pragma once
 
 #include "tile_ring_sm90.cuh"
 
 namespace rlk::cuda {
 
-// A tile of 128 rows by kN columns. A warpgroup holds two accumulators of 64 rows; registers suffice for up to 192
-// columns.
+// A tile of 128 rows by kN columns. A warpgroup computes all 128 rows, with one accumulator for each half of 64 rows.
+// The registers suffice for up to 192 columns.
 template <int kN>
 struct PingPongTile {
   static constexpr int kBM = 128, kBN = kN, kHalves = 2, kFragment = kN / 2;
@@ -19,18 +19,20 @@ struct PingPongTile {
   static constexpr int kLoaderRegisters = 40, kRegisters = (504 - kLoaderRegisters) / kWarpgroups / 8 * 8;
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the warps of the warpgroup that reads the stage
+  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the four warps of the warpgroup that reads the
+                                       // stage
 };
 
-// Sums `steps` stages of a tile, from +0. release(stage) tells the loader that a stage was read. issued() tells the
-// other warpgroup that the last stage's products were issued. That warpgroup must wait for issued() before it waits for
-// its first stage: a barrier's parity distinguishes only neighbouring phases.
+// Adds the products of `steps` stages of a tile, from +0. release(stage) must tell the loader that a stage was read.
+// issued() must tell the other warpgroup that the last stage's products were issued. The other warpgroup must wait for
+// this signal before it waits for its first stage, because a barrier's parity distinguishes only neighbouring phases.
 template <class T, class Tile, class Release, class Issued>
 __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
                                                  int steps, const Release& release, const Issued& issued) {
-  float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: none may be touched while a wgmma is in flight
+  float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: no code may access them while a wgmma is in
+                                                      // flight
 #pragma unroll
-  // This loop ends the registers' live range at the previous tile.
+  // This loop lets ptxas use the registers for other values between two tiles.
   for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;
   int previous = 0;
 #pragma unroll 1
@@ -65,7 +67,7 @@ __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&s
   release(previous);
 }
 
-// Advances past the stages of the other warpgroup's tile.
+// Advances the ring's position past the stages of the other warpgroup's tile.
 template <class Tile>
 __device__ __forceinline__ void skip_stages(TileRing<Tile>* ring, int steps) {
   const int stage = ring->at.stage + steps % ring->stages;

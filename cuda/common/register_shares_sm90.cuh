@@ -1,10 +1,11 @@
-// The registers of warpgroups that have different work.
+// Sets the number of registers per thread, for warpgroups that do different work.
 #pragma once
 
 namespace rlk::cuda {
 
-// One warpgroup loads, and kWarpgroups multiply. A launch of two allots 168 registers per thread, so 504 for one thread
-// of each warpgroup. A launch of three allots 128, so 512. A claim beyond this sum never returns.
+// One warpgroup loads, and kWarpgroups warpgroups multiply. With two of these, the launch gives each thread 168
+// registers, which is 504 for one thread of each of the three warpgroups. With three, it gives each thread 128, which
+// is 512. claim() never returns if the shares together exceed this sum.
 template <int kLoads, int kMultiplies, int kWarpgroups = 2>
 struct RegisterShares {
   static_assert(kLoads % 8 == 0 && kMultiplies % 8 == 0 && kLoads >= 24);

@@ -1,4 +1,4 @@
-// Warps and blocks of warps as the teams of kernels/tokens/team_sum.h.
+// A warp as a team of kernels/tokens/team_sum.h, and a block of threads as a set of such teams.
 #pragma once
 
 namespace rlk::cuda {

@@ -11,7 +11,8 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Looks the function up in the installed driver. The driver library is never linked.
+// Returns cuTensorMapEncodeTiled of the installed driver. The function is looked up at run time, so that no driver
+// library needs to be linked.
 Encode encoder() {
   static const Encode encode = [] {
     void* found = nullptr;

@@ -9,18 +9,19 @@
 
 namespace rlk::cuda {
 
-// The bytes that L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes.
-// Operands that blocks share arrive sooner with 256 (README of linear).
+// How many bytes L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes.
+// Operands that several blocks of threads read arrive sooner with 256 bytes (README of linear).
 enum class L2Reads { k128Bytes, k256Bytes };
 
-// A matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. Elements outside the matrix
-// read as +0 and are not written. data and row_stride (elements) are multiples of 16 bytes.
+// Returns the map of a matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. Elements
+// outside the matrix are read as +0 and are not written. The address `data` and the row stride in bytes are multiples
+// of 16; `row_stride` counts elements.
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                        int box_rows, L2Reads reads = L2Reads::k256Bytes);
 
-// Tokens of heads [sequences, tokens, heads, columns]. A box has `box_tokens` tokens of one head by 128 bytes with the
-// 128-byte swizzle, or by 64 bytes with the 64-byte swizzle. Strides, in elements, are multiples of 16 bytes and not 0;
-// columns are contiguous.
+// The extents and strides of an array [sequences, tokens, heads, columns]. Strides count elements; in bytes they are
+// multiples of 16 and not 0. Columns are contiguous. A box of the map has `box_tokens` tokens of one head by 128 bytes
+// with the 128-byte swizzle, or by 64 bytes with the 64-byte swizzle.
 struct HeadsExtent {
   std::int64_t columns, heads, tokens, sequences;
   std::int64_t head_stride, token_stride, sequence_stride;

@@ -1,5 +1,5 @@
-// The main loop of the sm_90 products. One or two warps load tiles of the operands into a ring of stages by TMA.
-// Warpgroups multiply the tiles by wgmma.
+// The main loop of matrix products on sm_90. One or two warps load tiles of the operands by TMA into a ring of stages
+// in shared memory. Warpgroups multiply the tiles by wgmma.
 #pragma once
 
 #include "mbarrier_sm90.cuh"
@@ -8,16 +8,16 @@
 
 namespace rlk::cuda {
 
-constexpr int kBoxK = 64;  // 128 bytes: the widest swizzle
+constexpr int kBoxK = 64;  // k per box: 128 bytes, the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
-constexpr int kLead = 3;  // stages
-// Named barriers. Warpgroup i has number 1 + i (store_boxes). Numbers 3 and 4 serve two warpgroups that take turns.
+constexpr int kLead = 3;  // stages by which the first warpgroup runs ahead (TileRing)
+// Numbers of named barriers. Warpgroup i uses number 1 + i in store_boxes. Two warpgroups that take turns use numbers 3
+// and 4.
 constexpr int kTurnBarrier = 3;
 
-// A tile of one multiplying warpgroup. Both operands have contiguous contractions, and a stage is one box of each
-// operand.
-// kOwnBytes: shared memory that a kernel takes beside the stages and their barriers.
+// A tile of one warpgroup that multiplies. The contraction index is contiguous in both operands, and a stage is one box
+// of each operand. kOwnBytes: shared memory that a kernel takes beside the stages and their barriers.
 template <int kM, int kN, int kOwnBytes = 0>
 struct OneWarpgroupTile {
   static constexpr int kBM = kM, kBN = kN;
@@ -29,20 +29,23 @@ struct OneWarpgroupTile {
   static constexpr int kFixedBytes = 1024 + kOwnBytes + 2 * kMaxStages * 8;
 };
 
-// A ring in shared memory. Tile gives the rows of A and of B (kBM, kBN) and whether their contiguous index is the
-// extent (kAMnMajor, kBMnMajor). kTakesTurns says whether its two warpgroups take turns at both ends of a product.
+// A ring of stages in shared memory. Members of Tile: kBM and kBN are the numbers of rows of A and of B. kAMnMajor and
+// kBMnMajor say whether the row index, not the contraction index, is contiguous. kTakesTurns says whether two
+// warpgroups take turns at both ends of a product.
 //
-// Turns: one warpgroup processes its sums while the other multiplies. Near the end of a product the first warpgroup
-// runs kLead stages ahead, and the second warpgroup then catches up. The next product begins in the same way. Between
-// these phases both warpgroups keep step, so that the ring prefetches as far ahead as it can.
+// Turns: one warpgroup processes its sums while the other warpgroup multiplies. Near the end of a product the first
+// warpgroup runs kLead stages ahead, and the second warpgroup then catches up. At the beginning of the next product,
+// the first warpgroup runs ahead again. Between these phases both warpgroups multiply the same stages, so that the ring
+// prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
-  std::uint32_t base, full, empty;  // addresses of the stages of [A, B], and of the stages' barriers
+  std::uint32_t base, full, empty;  // addresses of the stages [A, B], and of their barriers
   int stages;
   RingPosition at;
 
-  // A whole warp calls this function. All lanes compute the same values, which stay in the uniform registers that the
-  // TMA unit reads. If one lane called it, each operand would be moved to these registers (README of linear).
+  // Loads stage k of both operands. All lanes of a warp call this function. They compute the same values, which
+  // therefore stay in the uniform registers that the TMA unit reads. If only one lane called it, each operand would
+  // have to be moved to uniform registers (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -50,7 +53,7 @@ struct TileRing {
       b.load(to + Tile::kBytesA, first_b, first_k, barrier);
     });
   }
-  // Loads one operand; a separate warp loads the other operand. Both warps arrive at a stage's barrier.
+  // Loads stage k of one operand; a second warp loads the other operand. Both warps arrive at the stage's barrier.
   template <bool kIsA, class Loaded>
   __device__ __forceinline__ void load_one(const Loaded& portion, int first, int k) {
     load_boxes(portion.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -72,21 +75,23 @@ struct TileRing {
     at.advance(stages);
   }
 
-  // Sums `steps` stages for 64 rows of A, from +0; with kContinues from the given sums. release(stage) tells the loader
-  // that a stage was read. after(k) runs after step k. The first wgmma ignores the content of its accumulators. ptxas
-  // does not know that and keeps their registers from one call to the next. kClears frees the registers, for callers
-  // that need these registers.
+  // Adds the products of `steps` stages for 64 rows of A, from +0 or, with kContinues, from the given sums.
+  // release(stage) must tell the loader that a stage was read. after(k) runs after step k. The first wgmma ignores the
+  // content of its accumulators. ptxas does not know this, and reserves their registers from one call to the next. With
+  // kClears the accumulators are cleared first, so that the caller can use the registers between calls.
   template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
-    float d[Tile::kBN / 2];  // separate array: wgmma's accumulators must not be touched while any wgmma is in flight
+    float d[Tile::kBN / 2];  // a separate array, since no code may access wgmma's accumulators while a wgmma is in
+                             // flight
     if constexpr (kClears) {
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
     }
     int previous = 0, first = 0;
-    // Before stage `pause` a warpgroup waits until the other has issued the products of stage `tells`.
+    // Before stage `pause` a warpgroup waits for the other warpgroup, which arrives at the barrier once it has issued
+    // the products of its own stage `tells`.
     const bool leads = warpgroup == 0;
     const int lead = Tile::kTakesTurns ? min(min(kLead, stages - 1), (steps - 1) / 2) : 0;
     const int pause = lead == 0 ? steps : leads ? lead : steps - lead;
@@ -116,8 +121,8 @@ struct TileRing {
     };
     int k = 0;
     if constexpr (kContinues) {
-      // The first step stands outside the loop. Inside, where wgmmas are in flight, ptxas would treat the loaded sums
-      // as another definition of their accumulators and serialise all wgmmas (C7515).
+      // The first step stands outside the loop. Inside the loop wgmmas are in flight, so ptxas would treat the loaded
+      // sums as a second definition of their accumulators, and serialise all wgmmas (C7515).
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) {
         d[i] = sum[i];
@@ -150,10 +155,11 @@ struct TileRing {
   }
 };
 
-// The portion of an operand's tile that a block loads by TMA, and the bytes that arrive. Rows that do not exist are not
-// loaded: TMA is slow to fill in zeros, and products of these rows are not stored. K-major: one
-// chunk of kRows rows by 64 k. MN-major: chunks of 64 columns by 64 k. If `sharing` blocks share the tile, each loads a
-// slice of every chunk into all of them. kPasses: loads are evict-first.
+// The portion of an operand's tile that a block of threads loads by TMA, and the number of bytes that arrive. Rows that
+// do not exist are not loaded, since TMA fills in zeros slowly and products of these rows are not stored. K-major: the
+// tile is one chunk of kRows rows by 64 k. MN-major: the tile has chunks of 64 columns by 64 k. If `sharing` blocks of
+// a cluster share the tile, each block loads a slice of every chunk into all of these blocks. kPasses: loads are
+// evict-first.
 template <int kRows, bool kMnMajor, bool kPasses = false>
 struct Portion {
   const CUtensorMap* map;

@@ -1,5 +1,5 @@
-// Parts of kernels whose threads take eight neighbouring columns at a time: loads and stores, the element type, and the
-// blocks of a launch.
+// Functions for kernels whose threads process eight neighbouring columns at a time: loads and stores, the choice of the
+// element type, and the check of a launch's number of blocks.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// The load bypasses L1, since the data is read once. L1 then keeps what threads read again.
+// Loads data that is read only once. The load bypasses L1, so that L1 keeps the data that threads read again.
 __device__ __forceinline__ uint4 load_once(const void* from) {
   uint4 v;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -19,15 +19,16 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// A load that the compiler does not reorder with other loads, so that all of a thread's loads are in flight together.
+// Loads without reordering: the compiler keeps the order of these loads, so that all of a thread's loads are in flight
+// at once.
 __device__ __forceinline__ uint4 load_in_order(const void* from) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-// An L2 cache policy. Evict-first serves data that nobody reads again, and leaves room in L2 for other data. The normal
-// policy is faster where L2 cannot hold a call's data.
+// Returns an L2 cache policy. Evict-first is for data that is not read again, so that L2 has room for other data. The
+// normal policy is faster if L2 cannot hold a call's data.
 __device__ __forceinline__ std::uint64_t l2_policy(bool evict_first) {
   std::uint64_t first, normal;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
@@ -42,14 +43,14 @@ __device__ __forceinline__ uint4 load_in_order(const void* from, std::uint64_t p
   return v;
 }
 
-// The distance of prefetches ahead of loads, in bytes that all blocks read. With a larger distance data leaves L2
-// before its use, with a smaller one it arrives too late.
+// How far prefetches run ahead of loads, in bytes that all blocks together read. With a larger distance data leaves L2
+// before its use. With a smaller distance data arrives too late.
 constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 
-// Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. No register
-// waits, so more bytes can be in flight than registers hold. The prefetch reads no value, so it may run before
-// wait_for_previous_kernel: that kernel's later writes reach the same L2. The prefetch does nothing where the hardware
-// has no bulk prefetch.
+// Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. A prefetch
+// occupies no registers, so more bytes can be in flight than registers hold. It returns no value, so it may run before
+// wait_for_previous_kernel(): later writes of the previous kernel reach the same L2. Without hardware for bulk
+// prefetches (before compute capability 9.0) the function does nothing.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
                                                [[maybe_unused]] std::uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -64,7 +65,7 @@ __device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* fro
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns);
   return x;
 }
-// Policy: empty, or l2_policy().
+// `policy`: nothing, or a policy of l2_policy().
 template <class T, class... Policy>
 __device__ __forceinline__ Vec8<T> load_vec8_in_order(const typename T::Storage* from, Policy... policy) {
   Vec8<T> x;
@@ -79,13 +80,14 @@ __device__ __forceinline__ Vec8<T> load_vec8(const typename T::Storage* from) {
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = reinterpret_cast<const uint4*>(from)[i];
   return x;
 }
-// Stores to shared memory.
+// Stores eight columns to shared memory.
 template <class T>
 __device__ __forceinline__ void put_vec8(typename T::Storage* to, const Vec8<T>& x) {
 #pragma unroll
   for (int i = 0; i < Vec8<T>::kVectors; ++i) reinterpret_cast<uint4*>(to)[i] = x.v[i].v;
 }
-// Stores are evict-first. Kernels that read their data once take 5 % less time with such stores.
+// Stores eight columns to global memory. The stores are evict-first: kernels that read their data once take 5 % less
+// time with evict-first stores.
 template <class T>
 __device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T>& x) {
 #pragma unroll
@@ -101,7 +103,7 @@ __device__ __forceinline__ void store_vec8(typename T::Storage* to, const Vec8<T
                  : "memory");
   }
 }
-// Rounded to nearest even; a NaN becomes the type's canonical NaN.
+// Rounds eight values to nearest even. A NaN becomes the type's canonical NaN.
 template <class T>
 __device__ __forceinline__ Vec8<T> vec8_of(const float (&z)[kVec8]) {
   Vec8<T> x;
@@ -109,12 +111,12 @@ __device__ __forceinline__ Vec8<T> vec8_of(const float (&z)[kVec8]) {
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].from_float(z + i * Vector<T>::kColumns);
   return x;
 }
-// Rounds the values to the element type T, in fp32.
+// Rounds the values to the element type T. The results are fp32 again.
 template <class T>
 __device__ __forceinline__ void round_vec8(float (&z)[kVec8]) {
   if constexpr (T::kPacked) vec8_of<T>(z).to_float(z);
 }
-// x times z, rounded to type T: round(fl(round(z) * x)). 16-bit types take two products per instruction.
+// Returns x times z, rounded to type T: round(fl(round(z) * x)). For 16-bit types an instruction computes two products.
 template <class T>
 __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], const Vec8<T>& x) {
   if constexpr (T::kPacked) {
@@ -132,8 +134,8 @@ __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], cons
   }
 }
 
-// Loads and stores the first `count` of eight columns; a load sets the others to +0. kVector: all eight exist, at
-// multiples of 16 bytes.
+// Loads or stores the first `count` of eight columns. A load sets the other columns to +0. kVector: all eight columns
+// exist, and their address is a multiple of 16 bytes.
 template <class T, bool kVector>
 __device__ __forceinline__ void load_columns(const typename T::Storage* from, int count, float (&z)[kVec8]) {
   if constexpr (kVector) {

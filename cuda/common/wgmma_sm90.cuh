@@ -1,4 +1,5 @@
-// wgmma: D[64, n] += A[64, 16] B[16, n] by four warps, operands in shared memory with the 128-byte swizzle, D in fp32.
+// wgmma: four warps compute D[64, n] += A[64, 16] B[16, n]. The operands lie in shared memory with the 128-byte
+// swizzle, and D is fp32 in registers.
 #pragma once
 
 #include <cstdint>
@@ -15,16 +16,16 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// Descriptor of an operand tile that TMA wrote with the 128-byte swizzle. K-major: rows of 64 k (128
-// bytes), where groups of eight rows lie 1024 bytes apart. MN-major: chunks of 64 rows or columns, each [k][64],
-// `chunk_bytes` apart.
+// Returns the descriptor of an operand tile that TMA wrote with the 128-byte swizzle. K-major: the tile has rows of 64
+// k (128 bytes), and groups of eight rows lie 1024 bytes apart. MN-major: the tile has chunks of 64 rows or columns,
+// each laid out as [k][64], and the chunks lie `chunk_bytes` apart.
 template <bool kMnMajor>
 __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t shared, std::uint32_t chunk_bytes) {
   constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
   const std::uint64_t leading = kMnMajor ? chunk_bytes >> 4 : 1;
   return kSwizzle128 | std::uint64_t{1024 >> 4} << 32 | leading << 16 | (shared >> 4 & 0x3fff);
 }
-// The descriptor's increment for a step of 16 k.
+// The increment that advances a descriptor by 16 k.
 template <bool kMnMajor>
 constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
 
@@ -104,8 +105,8 @@ constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
     }                                                                                            \
   }
 
-// One step of 16 k. accumulate = 0 starts from +0. Thread t of the 128 holds rows 16 (t / 32) + (t % 32) / 4 + {0, 8}
-// and columns 8 j + 2 (t % 4) + {0, 1} as d[4 j + 2 {row} + {column}].
+// Issues one step of 16 k. With accumulate = 0 the sums start from +0. Thread t of the 128 holds rows 16 (t / 32) + (t
+// % 32) / 4 + {0, 8} and columns 8 j + 2 (t % 4) + {0, 1} as d[4 j + 2 {row} + {column}].
 template <class T, int kN, bool kAMnMajor, bool kBMnMajor>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, std::uint64_t desc_b, int accumulate) {
   RLK_WGMMA(32, "16", "17", "18", "19", "20")
@@ -120,7 +121,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, 
   RLK_WGMMA(224, "112", "113", "114", "115", "116")
   RLK_WGMMA(256, "128", "129", "130", "131", "132")
 }
-// The same with A in registers: a step of 16 k of the warp's 16 rows, as mma.sync takes it (mma_sm80.cuh).
+// Like wgmma(), with A in registers: each warp passes 16 of the 64 rows, in the layout of mma.sync's operand A
+// (mma_sm80.cuh).
 #define RLK_WGMMA_A(n, type, a_list, desc, keep, tb)                                             \
   asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" keep                                   \
                ", 0;\n"                                                                          \
