@@ -1,7 +1,6 @@
 // logprob of few rows on SM90. Each cluster computes one row, and its warps send their nodes to block 0 by asynchronous
-// stores.
-// It takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row).
-// Numbers: README.md.
+// stores. A call takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes
+// per row). Numbers: README.md.
 #pragma once
 
 #include "../common/cluster_sm90.cuh"
@@ -16,7 +15,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kClusterBlocks = 8;
-constexpr int kClusterWarps = 5;  // with 8 blocks and groups of 4096 columns: a vocabulary of 163,840 in one round
+constexpr int kClusterWarps = 5;  // 8 blocks of 5 warps take 163,840 columns in one round, with groups of 4096 columns
 
 template <class T, Exp kExp, bool kMoments>
 __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
@@ -26,7 +25,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   const int rank = static_cast<int>(cluster_rank());
   const std::int64_t row = blockIdx.x / kClusterBlocks;
   const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {  // the whole cluster exits together
+  if (target == p.ignore_index) {  // all blocks of the cluster return here
     if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }

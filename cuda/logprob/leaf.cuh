@@ -7,15 +7,15 @@
 
 namespace rlk::cuda {
 
-// A leaf in a copy of part of a row in shared memory. Lines of 128 bytes keep their alignment from global memory, since
-// a request costs twice as much if its line lands in two lines. The 16-byte chunks of a line are permuted, so that
-// lanes that read the same chunk of their own leaves hit different banks.
+// A leaf in shared memory, in a copy of a part of a row. Each line of 128 bytes in global memory becomes one line in
+// shared memory, since a copy request costs twice as much if its line is spread over two lines. The 16-byte chunks of a
+// line are permuted, so that lanes that read the same chunk of their own leaves access different banks.
 template <class T>
 struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
   std::uint32_t address;  // address in shared memory of the leaf's first chunk, before the permutation
 
-  // Swizzled address of the chunk at `address`. The chunk's position in the line differs from leaf to leaf.
+  // Returns the permuted address of the chunk at `address`. The permutation differs from leaf to leaf.
   static __device__ __forceinline__ std::uint32_t place(std::uint32_t address) {
     return address ^ (address / (kBytes / 16) & 7 * 16);
   }
@@ -34,7 +34,8 @@ struct Leaf {
   }
 };
 
-// Bytes [shift, shift + 16) of two neighbouring vectors. The shift is `words` whole words and then `bits`, 0 or 16.
+// Returns bytes [shift, shift + 16) of two neighbouring vectors of 16 bytes. The shift is `words` whole words plus
+// `bits` bits (0 or 16).
 __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, int words, int bits) {
   const std::uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   std::uint32_t pair[6], word[5];
@@ -46,14 +47,14 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, in
                     __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
 }
 
-// Moves the n columns of a leaf, which begin `shift` bytes into its first chunk, to that chunk's start. A whole warp
-// calls this function, since one leaf may end in the chunk where another begins.
+// Moves the n columns of a leaf to the start of its first chunk; before, they begin `shift` bytes into this chunk. All
+// lanes of a warp call this function together, since one leaf may end in the chunk in which the next leaf begins.
 template <class T>
 __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
   const int chunks = (n + Vector<T>::kColumns - 1) / Vector<T>::kColumns;
   uint4 low{}, end{};
-  if (n > 0) {  // an empty leaf may lie outside the image
+  if (n > 0) {  // an empty leaf may lie outside the copy
     low = leaf.chunk(0);
     end = leaf.chunk(chunks);
   }
@@ -93,7 +94,7 @@ struct Chains {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) add(r, z[r], exponential(z[r], c, addend));
   }
-  // The first n columns of a vec8. The other columns add +0, which changes no sum.
+  // Adds the first n columns of a vec8. The other columns add +0, which changes no sum.
   __device__ __forceinline__ void add_columns(const float (&z)[kVec8], int n, float c, float addend) {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) {
@@ -107,11 +108,12 @@ struct Chains {
   }
 };
 
-// A leaf is processed in blocks of this many vec8s. The remaining vec8s are processed one at a time, column by column.
+// A leaf is processed in blocks of kBlockVec8s vec8s (eight columns each). The remaining vec8s are processed one at a
+// time, column by column.
 constexpr int kBlockVec8s = 4;
 constexpr int kBlockColumns = kBlockVec8s * kVec8;
 
-// Range of the first n >= kBlockColumns columns of a leaf.
+// Returns the largest and the smallest of the first n columns of a leaf, n >= kBlockColumns.
 template <class T>
 __device__ __forceinline__ Range leaf_range(const Leaf<T>& leaf, int n) {
   RangeOf<T> range_of(leaf.vec8(0).v[0]);
@@ -141,7 +143,7 @@ __device__ __forceinline__ Range leaf_range(const Leaf<T>& leaf, int n) {
   return range;
 }
 
-// Sums of the first n columns, none of which is -Inf or below the clamp.
+// Returns the statistics of the first n columns, none of which may be -Inf or below the clamp.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_sums(const Leaf<T>& leaf, int n, float c, float m) {
   Chains<kExp, kMoments> chains;
@@ -164,7 +166,7 @@ __device__ __forceinline__ SoftmaxStats leaf_sums(const Leaf<T>& leaf, int n, fl
   return chains.total(m);
 }
 
-// Any leaf of n columns: scaled, softcapped, clamped, with -Inf columns.
+// Returns the statistics of any leaf of n columns: logits may be scaled, softcapped, clamped, or -Inf.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                      float softcap) {
@@ -199,8 +201,8 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// A lane computes its leaf of n columns. The common case takes the short loop: no transform of logits, no logit -Inf
-// and none below the clamp.
+// Returns the statistics of a lane's leaf of n columns. In the common case, logits are not transformed, and none is
+// -Inf or below the clamp: then the short loop of leaf_sums() suffices.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                    float softcap) {
@@ -208,7 +210,8 @@ __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, f
   if (n >= kBlockColumns && logit_scale == 1.0f && softcap == 0.0f) {
     const Range range = leaf_range<T>(leaf, n);
     const float m = add_rn(ceil_of(mul_rn(c, range.largest)), 0.0f);
-    // Well inside the bounds of leaf_reference: no column is clamped or missing, no row fails, and q needs no division.
+    // The test stays well inside the bounds of leaf_reference(). So no column is clamped or -Inf, no row fails, and q
+    // needs no division.
     if (abs_of(m) < 0.5f * kStatsRange && fma_rn(range.smallest, c, -m) >= 1.0f - kStatsFloor) {
       return leaf_sums<T, kExp, kMoments>(leaf, n, c, m);
     }

@@ -1,6 +1,6 @@
-// One warp computes the statistics of up to 32 leaves of one row: loads through shared memory, one lane per leaf, a
-// tree by shuffles. The sm_80 and sm_90 kernels share this code; the kernels differ in how the groups' nodes reach the
-// root.
+// One warp computes the statistics of a group: up to 32 leaves of one row. The leaves are copied to shared memory, each
+// lane computes one leaf, and shuffles compute the tree over the leaves. The group's result is a node of the row's
+// tree. All kernels share this code; they differ in how the nodes of a row's groups are combined to the root.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -13,28 +13,30 @@ namespace rlk::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kGroupLeaves == kWarp);
-constexpr int kKeptWords = kGroupColumns / 32;  // bitmap of a group's kept columns
+constexpr int kKeptWords = kGroupColumns / 32;  // words of the bitmap of a group's kept columns
 constexpr int kKeptWordsPerLeaf = kLeafColumns / 32;
 
-// Bytes of a group's image: its columns and what precedes them in their first line.
+// Bytes of a group's copy ("image") in shared memory: the group's columns, and the bytes before them in their first
+// line.
 constexpr int kLine = 128;
 template <class T>
 constexpr int kGroupBytes = kGroupColumns* static_cast<int>(sizeof(typename T::Storage)) + kLine;
 
 __device__ __forceinline__ float shuffle_xor(float x, int distance) { return __shfl_xor_sync(kAllLanes, x, distance); }
 
-// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. Rescaling all
-// nodes to the largest reference at once gives the bits of rescaling pair by pair.
+// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. So a rescaling of
+// all nodes to the largest reference at once gives the same bits as a rescaling pair by pair.
 constexpr int kTreeGap = 30;
 __device__ __forceinline__ bool in_tree_range(float x) {
   const float magnitude = abs_of(x);
   return bits_of(x) == 0 || (magnitude >= 0x1p-40f && magnitude <= 0x1p+90f);
 }
 
-// Perfect binary tree over the lanes; every lane gets the root.
+// Combines the nodes of all lanes by a perfect binary tree. Every lane gets the root.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats tree_over_lanes(SoftmaxStats s) {
-  // A node's reference as an integer: |m| < 2^21; the identity lies far below, a failed row (NaN) far above.
+  // A node's reference as an integer, with |m| < 2^21. The identity's value lies far below, and that of a failed row
+  // (NaN) far above.
   constexpr int kIdentity = -(1 << 28), kFailed = 1 << 28;
   const int m = is_nan(s.m) ? kFailed : s.m == -infinity() ? kIdentity : static_cast<int>(s.m);
   const int largest = __reduce_max_sync(kAllLanes, m);
@@ -70,7 +72,7 @@ __device__ __forceinline__ SoftmaxStats tree_over_lanes(SoftmaxStats s) {
   return s;
 }
 
-// Root of `count` nodes, a power of two up to 1024, read by `load(index)`.
+// Returns the root of `count` nodes. `count` is a power of two up to 1024, and load(index) returns a node.
 template <bool kMoments, class Load>
 __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Load load) {
   if (count <= kWarp) return tree_over_lanes<kMoments>(lane < count ? load(lane) : identity_stats());
@@ -85,12 +87,12 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
 // A lane's share of the copy of a group, and the position of its own leaf.
 template <class T>
 struct GroupCopy {
-  const char* from;  // the chunk of round 0, in the line of the group's first column
+  const char* from;  // this lane's chunk of round 0, in the line of the group's first column
   int begin, end;    // byte range of the columns in the image
   Leaf<T> leaf;
   int leaf_columns;
 
-  // `row` is the address that global column 0 would have, `image` an address in shared memory.
+  // `row`: the address that the row's global column 0 would have. `image`: the image's address in shared memory.
   __device__ __forceinline__ GroupCopy(const typename T::Storage* row, const GroupGrid& grid, Group group,
                                        std::uint32_t image, int lane) {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
@@ -103,22 +105,21 @@ struct GroupCopy {
     leaf.address = image + begin / 16 * 16 + (span.first - columns.first) * kSize;
     leaf_columns = span.columns;
   }
-  // Bytes from a leaf's first chunk to its first column. Leaves begin at multiples of 8 columns, so all leaves of a row
-  // have the same shift.
+  // The distance in bytes from the start of a leaf's first chunk to the leaf's first column. Leaves begin at multiples
+  // of 8 columns, so all leaves of a row have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
   // Starts the copy, in rounds of one chunk per lane. The copy reads nothing past the last column. Before the first
-  // column it reads only the rest of that column's chunk.
+  // column, it reads only bytes of the same chunk of 16 bytes.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }
-  // needs(byte): whether the copy takes the chunk that begins `byte` bytes after the first column; `byte` may be
-  // negative.
+  // needs(byte): whether to copy the chunk that begins `byte` bytes after the first column. `byte` may be negative.
   template <class Needs>
   __device__ __forceinline__ void start(std::uint32_t image, int lane, Needs needs) const {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
     constexpr int kRound = kWarp * 16, kRounds = kGroupColumns * kSize / kRound;
-    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // period of the permutation, in rounds
+    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // rounds after which the permutation repeats
     std::uint32_t to[kPeriod];
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) to[i] = Leaf<T>::place(image + lane * 16 + i * kRound);
@@ -139,7 +140,7 @@ struct GroupCopy {
         if (i * kWarp < left) copy(i);
       }
     }
-    // The last, partial chunk is copied element by element, since nothing past it may be read.
+    // The last chunk, if partial, is copied element by element, since nothing past the last column may be read.
     const int rest = end / 16 * 16 + lane * kSize;
     if (begin <= rest && rest < end) {
       using Storage = typename T::Storage;
@@ -149,7 +150,7 @@ struct GroupCopy {
   }
 };
 
-// Turns the columns of a leaf that are not kept into -Inf.
+// Sets the columns of a leaf that are not kept to -Inf.
 template <class T>
 __device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, const std::uint32_t* keep) {
   const typename T::Storage minus_infinity = T::store(-infinity());
@@ -159,11 +160,11 @@ __device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, c
   }
 }
 
-// Marks the kept columns of a group's leaves, lane l's leaf in words [4 l, 4 l + 4) of `bitmap`; true in some lane
-// where an id is out of range.
+// Marks the kept columns of a group's leaves in `bitmap`; words [4 l, 4 l + 4) belong to lane l's leaf. Returns true in
+// at least one lane if an id is out of range.
 __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid& grid, const KeptRange& kept,
                                           std::int64_t target, const LeafSpan& span, std::uint32_t* bitmap, int lane) {
-  if (grid.groups_per_part > 0) {  // the group has columns of one part: the lanes share the list
+  if (grid.groups_per_part > 0) {  // the group has columns of only one part: each lane scans a share of the list
     const int first = __shfl_sync(kAllLanes, span.first, 0);
     const int columns = static_cast<int>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(span.columns)));
     return scan_kept(p, kept, target, lane, kWarp, [&](std::int64_t id) {
@@ -172,14 +173,14 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  // In a small vocabulary each lane scans the list for its own leaf.
+  // With a small vocabulary each lane scans the whole list for its own leaf.
   return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {
     const std::int64_t column = id - span.first;
     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
   });
 }
 
-// Restricts a group to its row's kept set. Returns status bits if the kept set is bad. `bitmap` has kKeptWords.
+// Restricts a group to its row's kept set. Returns kBadKept if the kept set is bad. `bitmap` has kKeptWords words.
 template <class T>
 __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
                                                        const LeafSpan& span, const Leaf<T>& leaf, std::uint32_t* bitmap,
@@ -197,8 +198,8 @@ __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, co
   return status;
 }
 
-// Prepares the image of a group for a lane: aligns its leaf and restricts its row. Returns the row's status bits.
-// `bitmap`: kKeptWords words, if the call restricts rows.
+// Prepares a lane's leaf in the image: aligns it, and drops columns that the row does not keep. Returns the row's
+// status bits. `bitmap`: kKeptWords words, needed if the call restricts rows.
 template <class T>
 __device__ __forceinline__ std::int32_t prepare_leaf(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
                                                      Group group, const Leaf<T>& leaf, int columns, int shift,

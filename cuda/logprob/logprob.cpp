@@ -1,4 +1,5 @@
-// CUDA backend of logprob: checks of memory safety, the plan, the architecture's kernel, and the cut of a row into groups.
+// CUDA backend of logprob: checks of memory safety, the choice of the plan and of the architecture's kernel, and the
+// cut of rows into groups.
 #include "rlk/ops/logprob.h"
 
 #include "../common/kernels.h"

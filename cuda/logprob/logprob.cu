@@ -1,5 +1,6 @@
-// logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, on sm_90 clusters for few rows, and the
-// merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). Numbers: README.md.
+// logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, clusters for few rows on sm_90,
+// and the merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). Numbers:
+// README.md.
 #include "../common/kernels.h"
 #include "kernels/vocabulary/logprob_groups.h"
 #include "stream.cuh"
@@ -11,15 +12,15 @@ namespace rlk::cuda {
 namespace {
 
 #if RLK_CUDA_SM90
-// Warps for which shared memory has room, for elements of 2 and of 4 bytes. Moments need more registers than 24 warps
-// leave.
+// The number of warps for whose buffers shared memory has room, for elements of 2 and of 4 bytes. With moments there
+// are fewer warps, since each thread needs more registers.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = !T::kPacked ? 14
                              : kMoments  ? 20
                                          : 27;
 #else
-// Warps for which the shared memory of compute capability 8.0 has room, for elements of 2 and of 4 bytes. Other
-// capabilities have less and run fewer warps.
+// The number of warps for whose buffers the shared memory of compute capability 8.0 has room, for elements of 2 and of
+// 4 bytes. Other capabilities have less shared memory and run fewer warps.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 #endif

@@ -1,11 +1,11 @@
-// dlogits of logprob, lse and entropy: elementwise over a row given its saved lse and entropy. Bound by HBM: each logit
-// is read once and each gradient written once (2 * vocab_size * sizeof(T) bytes per row).
+// dlogits of logprob, lse and entropy. The computation is elementwise, with the saved lse and entropy of the row. Bound
+// by HBM: each logit is read once, and each gradient is written once (2 * vocab_size * sizeof(T) bytes per row).
 //
-// Each block computes one segment of a row. Segments are so short that the hardware's scheduler sweeps memory in order
-// and balances the multiprocessors. A thread loads a few 16-byte vectors of its segment before it uses the first
-// vector. Vectors are aligned to dlogits. If a row does not begin at a multiple of 16 bytes, its first and last columns
-// are processed one by one. In place (dlogits == logits) one thread reads a vector and then writes it. All
-// architectures share this source; each has its own machine code.
+// Each block computes one segment of a row. Segments are short, so that the hardware's scheduler passes over memory in
+// order and balances the multiprocessors. A thread loads all of its 16-byte vectors before it uses the first vector.
+// Vectors are aligned in dlogits. If a row of dlogits does not begin at a multiple of 16 bytes, its first and last
+// columns are processed one by one. In place (dlogits == logits) the thread that writes a vector has read it before.
+// All architectures share this source; each has its own machine code.
 #include <algorithm>
 
 #include "../common/element.cuh"
@@ -18,15 +18,16 @@ namespace {  // one copy per architecture
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread
-// Blocks per multiprocessor, as measured: the portable exponential takes longer and is fastest with one more block.
+// Blocks per multiprocessor: the fastest numbers in measurements. The portable exponential takes longer, and is fastest
+// with one more block.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
-constexpr int kMaxGridRows = 32768;  // rows in a launch's second dimension, at most
+constexpr int kMaxGridRows = 32768;  // the most rows in the grid's second dimension
 
-// Gradients of columns other than the target, where z is the plain logit. Within the bounds of the exponential no
-// column is clamped.
+// Returns the gradients of columns other than the target, in calls where z is the logit without a transform. If all
+// columns lie within the bounds of the exponential, no column is clamped.
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const Row& r) {
   constexpr int kColumns = Vector<T>::kColumns;
@@ -51,19 +52,19 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const R
   return d;
 }
 
-// A block's segment of a row. Vector v holds columns [first + v * kColumns, ...), so it is aligned in dlogits.
+// A block's segment of a row. Vector v holds kColumns columns from first + v * kColumns on, and is aligned in dlogits.
 template <class T>
 struct Segment {
   const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
   int first;   // column of vector 0; a row's first vector may begin before the row
-  int valid;   // columns of the row with a gradient; 0 if the row is ignored or has no gradient
-  int target;  // target column; -1 if the row does not contain this column
+  int valid;   // number of columns of the row that have a gradient; 0 if the row is ignored or has no gradient
+  int target;  // target column; -1 if the shard does not contain it
 
   __device__ __forceinline__ int column(int i) const {
     return first + (i * kBackwardThreads + static_cast<int>(threadIdx.x)) * Vector<T>::kColumns;
   }
-  // Whether a vector is whole, and has a gradient in every column.
+  // Whether the vector at `column` lies inside the row, and has a gradient in every column.
   __device__ __forceinline__ bool holds(int column) const {
     return column >= 0 && column + Vector<T>::kColumns <= valid;
   }
@@ -96,7 +97,7 @@ __device__ __forceinline__ void store_16(void* to, const uint4& v) {
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// Marks the segment's kept columns; false where the row is not restricted.
+// Marks the segment's kept columns in `bitmap`. Returns false if the row is not restricted.
 template <class T>
 __device__ __forceinline__ bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, std::int64_t target,
                                              int first, std::uint32_t* bitmap) {
@@ -113,13 +114,14 @@ __device__ __forceinline__ bool mark_segment(const LogprobBackwardParams& p, std
   return true;
 }
 
-// A single column: under a transform, in a restricted row, at a row's end, or the target.
+// The gradient of a single column: for calls with a transform, for restricted rows, for the ends of rows, and for the
+// target.
 template <class T, Exp kExp, class Row>
 struct ElementGradient {
   const LogprobInput& p;
   const Segment<T>& s;
   const Row& r;
-  const std::uint32_t* keep;  // the segment's bits, null if the row is not restricted
+  const std::uint32_t* keep;  // bits of the segment's kept columns; null if the row is not restricted
   float inverse_softcap;
 
   __device__ __forceinline__ typename T::Storage operator()(int column, typename T::Storage x) const {
@@ -130,13 +132,13 @@ struct ElementGradient {
   __device__ __forceinline__ typename T::Storage at(int column) const {
     return column < s.valid ? (*this)(column, s.logits[column]) : T::store(0.0f);
   }
-  // Writes those columns of a vector that lie inside the row.
+  // Writes the columns of a vector, except those outside the row.
   __device__ __forceinline__ void write_columns(int column) const {
     const int end = column + Vector<T>::kColumns, columns = static_cast<int>(p.num_columns);
 #pragma unroll 1
     for (int j = column < 0 ? 0 : column; j < end && j < columns; ++j) s.dlogits[j] = at(j);
   }
-  // Writes a vector inside the row, through shared memory.
+  // Writes a vector that lies inside the row, with one store of 16 bytes from `slot` in shared memory.
   __device__ __forceinline__ void write_whole(int column, Vector<T>* slot) const {
 #pragma unroll 1
     for (int j = 0; j < Vector<T>::kColumns; ++j) reinterpret_cast<typename T::Storage*>(slot)[j] = at(column + j);
@@ -144,11 +146,11 @@ struct ElementGradient {
   }
 };
 
-// Computes every vector of a thread, for calls that neither transform logits nor restrict rows.
+// Computes all vectors of a thread, for calls without a transform of logits and without restricted rows.
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const ElementGradient<T, kExp, Row>& element,
                                               const Vector<T> (&x)[kBackwardVectors]) {
-  // In place, the target's logit is gone once its vector is written.
+  // The target's logit is read first: in place, the store of its vector overwrites it.
   const int from_target = s.target - s.column(0);
   constexpr int kStride = kBackwardThreads * Vector<T>::kColumns;
   const bool has_target = from_target >= 0 && from_target % kStride < Vector<T>::kColumns &&
@@ -162,7 +164,7 @@ __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const Element
   if (has_target) s.dlogits[s.target] = element(s.target, at_target);
 }
 
-// Row: BackwardRow, or SmoothedRow under label smoothing. Calls that are not plain take SmoothedRow.
+// Row: SmoothedRow if the call has label smoothing or is not plain, else BackwardRow.
 template <class T, Exp kExp, bool kPlain, class Row>
 __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kExp> : 1)
     logprob_backward_kernel(const __grid_constant__ LogprobBackwardParams p) {
@@ -225,7 +227,7 @@ bool rows_are_alike(const LogprobBackwardParams& p) {
 
 template <class T, Exp kExp>
 void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
-  // A row that begins inside a vector may need one more vector.
+  // A row that begins inside a vector may take one more vector.
   const std::int64_t extra = rows_are_aligned<T>(p.dlogits, p.dlogits_rows) ? 0 : Vector<T>::kColumns - 1;
   const std::int64_t segments = (p.num_columns + extra + kSegmentColumns<T> - 1) / kSegmentColumns<T>;
   constexpr std::int64_t kMaxGridDepth = 65535;

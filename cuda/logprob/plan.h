@@ -1,4 +1,4 @@
-// The plans of logprob's forward, and the workspace of a plan. Both plans have the same bits.
+// The plans of logprob's forward, and the workspace of each plan. Both plans give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,21 @@ enum class LogprobPlan : std::int32_t {
   kClusters,  // sm_90, few rows: each cluster computes one row, without a workspace
 };
 constexpr const char* name_of(LogprobPlan plan) { return plan == LogprobPlan::kClusters ? "clusters" : "stream"; }
-// The plan that serves a call on `capability` (10 * major + minor) and this number of multiprocessors.
+// Returns the plan for a call on a GPU of compute capability `capability` (10 * major + minor) with this number of
+// multiprocessors.
 inline LogprobPlan choose_plan(const LogprobInput& p, int capability, int multiprocessors) {
   constexpr int kMostRows = 4;  // per multiprocessor
   const bool few = p.num_rows <= std::int64_t{kMostRows} * multiprocessors;
   return capability == 90 && few ? LogprobPlan::kClusters : LogprobPlan::kStream;
 }
 
-// Rows of one launch of the streaming kernel, whose workspace holds a node for each of their groups.
+// The most rows of one launch of the streaming kernel. Its workspace holds a node for each group of these rows.
 inline std::int64_t stream_rows(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19;
   return kMostNodes / grid.nodes;
 }
-// kStream's workspace: counters; 16 bytes and the target's z for each row; nodes.
+// kStream's workspace, in this order: counters, a StreamRow of 16 bytes for each row, the target's z for each row,
+// nodes.
 struct StreamWorkspace {
   std::int64_t rows, target_z, nodes, bytes;
 };

@@ -1,4 +1,4 @@
-// Probabilities of the gradient, by either exponential.
+// Probabilities of the gradient, with the hardware's or the portable exponential.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@ namespace rlk::cuda {
 
 struct HardwareProbability {
   static __device__ __forceinline__ float of(float t) {
-    return ex2_approx(t > 127.0f ? 127.0f : t);  // flushes below 2^-126
+    return ex2_approx(t > 127.0f ? 127.0f : t);  // results below 2^-126 become 0
   }
 };
 template <Exp kExp>

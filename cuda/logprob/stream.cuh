@@ -1,7 +1,7 @@
-// Forward of many rows. Each persistent warp has a buffer in shared memory, so that some warps load while others
-// compute, without barriers between the warps. The warps take groups in the order of memory and write nodes to global
-// memory. One kernel prepares each row before this pass; another computes the roots afterwards. All architectures share
-// this source; each has its own machine code.
+// Forward of many rows. Each persistent warp has its own buffer in shared memory, so that some warps load while others
+// compute, without barriers between warps. The warps take groups in the order of memory, and write the groups' nodes to
+// global memory. A kernel before this kernel prepares each row, and a kernel after it computes the roots. All
+// architectures share this source; each has its own machine code.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Template arguments of the kernels: a call's dtype, its exponential, and whether it wants entropy, sum_p_sq or
-// statistics.
+// Template arguments of the kernels: a call's dtype, its exponential, and whether the call needs moments (for entropy,
+// sum_p_sq or statistics).
 template <class T, Exp kExp, bool kMoments>
 struct Variant {};
 template <class Run>
@@ -40,7 +40,7 @@ void with_variant(const LogprobParams& p, Run run) {
   }
 }
 
-// n / divisor for n < 2^31.
+// divide(n) returns n / divisor for n < 2^31, by a multiplication.
 struct Divisor {
   int divisor, shift;
   unsigned multiplier;
@@ -52,7 +52,7 @@ struct Divisor {
   }
 };
 
-// Inputs of a row that its groups share.
+// The inputs of a row that all of its groups need.
 struct alignas(16) StreamRow {
   const void* logits;   // the address that the row's global column 0 would have
   float c;              // log2e / temperature
@@ -67,23 +67,22 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
           target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-// A launch's share of the call: the groups, in the order of memory, which is the fastest for DRAM, and the addresses of
-// their nodes.
+// The part of a call that one launch computes. Groups are numbered in the order of memory, the fastest order for DRAM.
 struct StreamWork {
   std::int64_t first_row;
   int rows;
   Divisor groups;  // groups per row
-  Divisor steps;   // groups in a part; 1 if a group holds several parts
+  Divisor steps;   // groups per part; 1 if a group holds several parts
   unsigned* claims;
-  int counters;  // counters in `claims`
+  int counters;  // number of counters in `claims`
   StreamRow* of_row;
   float* target_z;  // per row
   float4* nodes;    // grid.nodes per row
 };
 
-// A warp claims each group after its first from one of many counters: a single counter would serve at most 430 claims a
-// microsecond. The number of counters is prime, so that no counter gets the short groups of all parts. The number is at
-// most that of the warps, since every counter needs a warp that draws from it.
+// A warp takes the number of each group after its first from one of several counters, since a single counter serves at
+// most 430 increments per microsecond. The number of counters is prime, so that no counter gets the short groups of all
+// parts. There are at most as many counters as warps, since every counter needs a warp that takes numbers from it.
 constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words between counters: each counter has its own line
 
 template <class T>
@@ -125,7 +124,8 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % work.counters;
   int now = first;
   allow_next_kernel();
-  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the first group's, computed here: work.of_row is not ready yet
+  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the row of the first group is computed here, since work.of_row is not
+                                              // ready yet
   if (now < total) row = stream_row<T>(p, work.first_row + work.groups.divide(now));
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
       copy_async_wait_all();
       __syncwarp();
     }
-    // The claim comes late, so that the order of the copies is nearly the order of memory.
+    // The warp takes its next group only now, so that the order of the copies is nearly the order of memory.
     unsigned claimed = 0;
     if (lane == 0) claimed = fetch_increment(work.claims + counter * kClaimPitch);
     SoftmaxStats stats = identity_stats();
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kRootWarps* kWarp)
   if (lane == 0) write_outputs(p, row, root, z);
 }
 
-// kOverlap: built for an architecture whose kernels may begin while the previous one ends.
+// kOverlap: built for an architecture on which a kernel may begin while the previous kernel still runs.
 template <class T, Exp kExp, bool kMoments, int kMaxWarps, bool kOverlap>
 void run_stream(const LogprobParams& p, const GroupGrid& grid, cudaStream_t stream) {
   const int bytes = kGroupBytes<T> + (p.kept_offsets ? kKeptWords * 4 : 0);
