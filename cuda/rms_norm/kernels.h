@@ -1,5 +1,5 @@
-// Host entry points of the rms_norm kernels, one set per architecture, and each kernel's plans. All plans have the same
-// bits. rms_norm.cpp checks the arguments.
+// Host entry points of the rms_norm kernels, one set per architecture, and the plans of the forward and the backward.
+// All plans give the same bits. rms_norm.cpp checks the arguments.
 #pragma once
 
 #include "../common/launch.h"
@@ -7,22 +7,22 @@
 
 namespace rlk::cuda {
 
-// A row has `threads` threads, each with up to `vec8s` times eight columns in registers. 0 threads: a block reads the
-// row twice, which serves any width and alignment.
+// A plan of the forward. A row has `threads` threads, and each thread holds up to `vec8s` times eight columns in
+// registers. 0 threads: a block reads the row twice. This plan serves any width and alignment.
 struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
-constexpr std::int64_t kMostFewRows = 1024;  // with at most this many rows a launch is too short to keep memory busy
+constexpr std::int64_t kMostFewRows = 1024;  // launches of at most this many rows are too short to keep memory busy
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
-// Groups: `threads` threads take 64 rows in turn and read each row once. Halves: two blocks share a group, for dx and
-// dweight together; half of each row is read twice. Halves serve 16-bit types and arrays whose rows have one stride.
-// Rows: each block computes one row of dx, and other threads each sum two columns of 64 rows for dweight. Rows are read
-// twice; this plan serves any width and alignment.
+// A plan of the backward. Groups: `threads` threads process 64 rows one after another, and read each row once. Halves:
+// two blocks share a group of 64 rows, and half of each row is read twice. This plan serves 16-bit types and arrays
+// whose rows have one stride. Rows: each block computes one row of dx, and threads of other blocks each sum two columns
+// of 64 rows for dweight. Each row is read twice. This plan serves any width and alignment.
 struct RmsNormBackwardPlan {
-  int threads = 0, vec8s = 0;  // 0 threads: rows
+  int threads = 0, vec8s = 0;  // 0 threads: the plan "rows"
   bool halves = false;
 };
 constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},        {32, 1},  {128, 1}, {256, 1}, {256, 2, true},
@@ -30,13 +30,14 @@ constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},        {32, 1}
 bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p);
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors);
 
-// Whether rows, and the weight, are whole vectors of eight columns at multiples of 16 bytes.
+// Whether rows and the weight consist of whole vectors of eight columns, which begin at multiples of 16 bytes.
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
 
-// Whether y is wanted, the weight and x have one dtype, and each array has one stride between consecutive rows.
+// Whether y is wanted, the weight has the dtype of x, and each array has one stride between consecutive rows.
 bool is_plain(const RmsNormParams& p);
-// Whether each array has one stride between consecutive rows, below 2^31 bytes. An address then takes one instruction.
+// Whether each array has one stride between consecutive rows, and the stride is below 2^31 bytes. In this case an
+// address takes one instruction.
 bool is_plain(const RmsNormBackwardParams& p);
 
 RLK_CUDA_KERNELS(void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stream);)

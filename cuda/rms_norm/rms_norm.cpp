@@ -1,4 +1,5 @@
-// CUDA backend of rms_norm: checks of memory safety, the kernel that serves a call, and the architecture that runs it.
+// CUDA backend of rms_norm: checks of memory safety, the choice of a plan, and the launch for the device's
+// architecture.
 #include "rlk/ops/rms_norm.h"
 
 #include "../common/alignment.h"
@@ -65,8 +66,8 @@ bool serves(const RmsNormBackwardPlan& plan, const RmsNormBackwardParams& p) {
 }
 
 RmsNormPlan choose_plan(const RmsNormParams& p) {
-  // With a residual, two inputs keep memory busy. Plans with more threads and fewer vec8s per thread are then faster,
-  // if few threads are idle.
+  // With a residual, the loads of two inputs keep memory busy. In this case plans with more threads and fewer vec8s per
+  // thread are faster, if few threads are idle.
   const bool is_wide = p.residual != nullptr && p.num_rows > kMostFewRows && p.columns > 384 * kVec8;
   for (const RmsNormPlan& plan : kRmsNormPlans) {
     if (is_wide && plan.threads > 0 && plan.threads < 256) continue;
@@ -77,7 +78,7 @@ RmsNormPlan choose_plan(const RmsNormParams& p) {
 
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors) {
   const std::int64_t groups = rms_norm_groups(p.num_rows);
-  const bool halves = 2 * groups <= multiprocessors;  // more blocks would wait for one another
+  const bool halves = 2 * groups <= multiprocessors;  // with more groups, blocks would wait for one another
   if (5 * groups < multiprocessors) return {};
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
     if (plan.halves == halves && serves(plan, p)) return plan;

@@ -1,10 +1,10 @@
-// rms_norm forward. Bound by HBM: x, and the residual, are read once, y and the new residual written once.
+// rms_norm forward. Bound by HBM: x and the residual are read once, and y and the new residual are written once.
 //
 // rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t, t
-//   + kThreads, ..., which are whole lanes of the contract's sum. Blocks are short and many, so that the hardware's
-//   scheduler keeps every multiprocessor's memory requests coming. The weight stays in L1.
-// rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment. All architectures share
-// this source; each has its own machine code.
+//   + kThreads, ..., which are whole lanes of the contract's sum. There are many short blocks, so that the hardware's
+//   scheduler keeps every multiprocessor busy with memory requests. The weight stays in L1.
+// rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment.
+// All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
@@ -13,9 +13,9 @@ namespace rlk::cuda {
 namespace {  // one copy per architecture
 
 constexpr int kForwardBlock = 128;     // minimum number of threads per block
-constexpr int kForwardThreads = 1024;  // minimum per multiprocessor: 64 registers each
+constexpr int kForwardThreads = 1024;  // minimum number of threads per multiprocessor, with 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
-// Calls that move fewer bytes are evict-first in L2: their inputs then leave room for their outputs.
+// Calls that move fewer bytes than this are evict-first in L2, so that their inputs leave room for their outputs.
 constexpr std::int64_t kLargeBytes = std::int64_t{1} << 27;
 
 template <int kThreads>
@@ -23,8 +23,8 @@ constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
 template <class T, int kThreads, int kVec8s>
 constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// Prefetches two rows of up to kVec8s vec8s into L2: a row that a later block will load, and this block's own row if no
-// earlier block has prefetched it.
+// Prefetches up to two rows of up to kVec8s vec8s into L2. One is a row that a later block will load. The other is this
+// block's own row, if no earlier block prefetches it.
 template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;
@@ -43,9 +43,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kPlain serves calls for which is_plain holds, that is, most calls, and tests none of those properties. With a
-// residual the kernel serves calls of `many` rows. The kernel then prefetches neither rows for later blocks nor weights
-// during a row's sum, since registers are worth more for loads of further rows.
+// kPlain: the call is plain (is_plain(), as most calls are), and the kernel tests none of these properties. With kPlain
+// and a residual, the call has many rows. For many rows with a residual, the kernel prefetches no rows and loads
+// weights only after a row's sum, since registers are better used for loads of more rows.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // lanes per thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
-  const bool sum_first = kResidual && (kPlain || many);  // before any other load
+  const bool sum_first = kResidual && (kPlain || many);  // whether the sum comes before other loads
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
   const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = l2_policy(evict_first);
   allow_next_kernel();
-  if constexpr (kThreads >= 32) {  // rows of few vec8s are not worth a copy each
+  if constexpr (kThreads >= 32) {  // for rows of few vec8s a prefetch does not pay
     if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
   }
   wait_for_previous_kernel();
@@ -179,7 +179,8 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
   const float rstd = rms_norm_rstd(row_sum<kAnyThreads>(lanes, of_warps), p.columns, p.eps);
   if (p.rstd != nullptr && threadIdx.x == 0) p.rstd[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
-  const Storage* h = residual != nullptr ? new_residual : x;  // the thread reads only its own writes to new_residual
+  const Storage* h = residual != nullptr ? new_residual : x;  // a thread reads only what it wrote to new_residual
+                                                              // itself
   Storage* y = static_cast<Storage*>(p.y) + p.y_rows.offset(row);
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {
@@ -237,7 +238,7 @@ void rms_norm(const RmsNormParams& p, const RmsNormPlan& plan, cudaStream_t stre
       run_rows<kOverlap, T, 128, 4>(p, stream);
     } else if (plan.vec8s == 4) {
       run_rows<kOverlap, T, 256, 4>(p, stream);
-    } else if constexpr (T::kPacked) {  // eight vec8s of fp32 would not fit the registers
+    } else if constexpr (T::kPacked) {  // registers do not hold eight vec8s of fp32
       run_rows<kOverlap, T, 256, 8>(p, stream);
     }
   });

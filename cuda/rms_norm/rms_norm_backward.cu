@@ -1,14 +1,16 @@
 // rms_norm backward. Bound by HBM. The kernels read dy, h and the gradient of the new residual once, and write dx once.
-// For dweight they also write and read 4 bytes for each column of each group of 64 rows.
+// For dweight, they also write and read 4 bytes per column and group of 64 rows.
 //
-// rms_norm_groups_kernel: kThreads threads take a group of 64 rows, row by row. A thread owns vec8s t, t +
-//   kThreads, ... of a row: it reads back only what it copied itself into its ring of stages in shared memory. It keeps
-//   dweight's chains of its columns in registers. The next rows load meanwhile.
-// rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and dweight's chains of
-//   half of the columns, over all rows. The block reads half of the other block's rows a second time, from L2.
-// rms_norm_rows_kernel: serves any width and alignment, and groups too few to fill all multiprocessors. In each group,
-//   64 blocks compute dx of one row each. Further blocks compute dweight's chains, each for some columns of all rows.
-// rms_norm_fold_kernel: the tree over the groups of 8192 rows, and the fold over these, eight columns per block.
+// rms_norm_groups_kernel: kThreads threads process a group of 64 rows, row by row. Thread t has vec8s t, t + kThreads,
+//   ... of each row. It copies them into a ring of stages in shared memory, and no other thread reads them. Registers
+//   hold the chains of dweight of the thread's columns. The copies of later rows run during the computation.
+// rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and the chains of dweight
+//   over all rows for half of the columns. So it also reads half of each row of the other block, from L2.
+// rms_norm_rows_kernel: serves any width and alignment, and calls with too few groups for all multiprocessors. In each
+//   group, 64 blocks compute dx of one row each. Other blocks compute the chains of dweight, each for some columns of
+//   all rows.
+// rms_norm_fold_kernel: adds the groups' sums of dweight by a tree over each block of 8192 rows, and adds these blocks
+//   one after another. A block of threads computes eight columns.
 // All architectures share this source; each has its own machine code.
 #include <type_traits>
 
@@ -25,7 +27,7 @@ namespace {  // one copy per architecture
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // groups per 8192 rows
 
-// Pointers to a thread's first column in the rows of a group. kPlain: the call is_plain.
+// Pointers to a thread's first column in the rows of a group. kPlain: is_plain() is true for the call.
 template <class Element, bool kPlain>
 class GroupRows {
  public:
@@ -51,8 +53,8 @@ class GroupRows {
   std::int64_t first_row_;
 };
 
-// A thread's columns of dy, of h and, if given, of the new residual's gradient, in the rows of a step. A step has one
-// barrier. The step takes two rows if their values fit in registers.
+// The shape of a step: a thread has its columns of dy, of h and, if given, of the new residual's gradient, for one or
+// two rows. A step has one barrier. It takes two rows if their values fit in registers (kKept).
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -61,8 +63,8 @@ struct GroupShape {
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
   static constexpr int kVectors = Vec8<T>::kVectors;
   static constexpr int kArrayBytes = kBlock * kVec8s * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
-  // Shared memory of a block if several share the 227 KB of a multiprocessor on compute capability 9.0. If too few
-  // stages fit, one block takes 192 KB.
+  // kShared: shared memory per block if several blocks share a multiprocessor, which has 227 KB on compute capability
+  // 9.0. If too few stages fit into kShared, a multiprocessor has one block with up to 192 KB.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // a thread's vec8s are one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
-  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // two steps in turn
+  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // for two steps, which alternate
   const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
   const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
   const auto rows_from = [&](std::int64_t row) {
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
     if (vec8 < vec8s) load_weights<T, true>(p, vec8 * kVec8, kVec8, w[i]);
   }
 
-  // Vector v of vec8 i of an array of row r in a stage, for this thread.
+  // slot(): this thread's place for vector v of vec8 i of an array, in row r of a stage.
   uint4* const mine = ring + threadIdx.x;
   const auto slot = [&](int stage, int r, int array, int i, int v) {
     return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kVec8s + i) * kVectors + v) * Shape::kBlock;
@@ -141,11 +143,12 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
 #pragma unroll 1
   for (int ahead = 0; ahead < kStages - 1; ++ahead) copy_rows(ahead * kRows, ahead);
   if constexpr (Shape::kKept) copy_rows((kStages - 1) * kRows, kStages - 1);
-  __syncthreads();  // rstd_of_row
+  __syncthreads();  // rstd_of_row is complete
   int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
-    // Rows that a thread keeps in registers free their stage within the step; other rows free it after the step.
+    // If a thread keeps the rows of a step in registers, the stage is free again within the step. Else it is free after
+    // the step.
     Vec8<T> dy[kRows][kVec8s]{}, h[kRows][kVec8s]{}, more[kRows][kVec8s]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
@@ -189,7 +192,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
 #pragma unroll
       for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
-    // Requested after the sum: earlier requests would delay loads that the kernel waits for.
+    // The next rows are requested after the sum, since earlier requests would delay loads that the kernel waits for.
     if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -231,12 +234,13 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   }
 }
 
-// A stage holds a step of two rows. The block's own row has dy, h and, with kThird, the gradient of the new residual.
-// The other block's row has dy and h of the kOwn vec8s whose chains the thread has.
+// A stage holds the data of a step of two rows. For the block's own row, the thread has dy, h and, with kThird, the
+// gradient of the new residual. For the other block's row, it has dy and h of only those kOwn vec8s whose chains of
+// dweight it sums.
 template <class T, int kVec8s, bool kThird>
 struct HalfShape {
   static constexpr int kThreads = kRmsNormLanes, kVectors = Vec8<T>::kVectors, kOwn = kVec8s / 2;
-  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // vectors of a thread
+  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // vectors per thread
   static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
   static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // blocks per multiprocessor, which has 227 KB
   static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
@@ -251,7 +255,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
   constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[kGroupRows];
-  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // two steps in turn
+  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // for two steps, which alternate
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
   const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
   const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
@@ -309,7 +313,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
   };
 #pragma unroll 1
   for (int step = 0; step < kStages; ++step) copy_step(step, step);
-  __syncthreads();  // rstd_of_row
+  __syncthreads();  // rstd_of_row is complete
   const auto to_xhat = [](const Vec8<T>& h, float rstd, float(&xhat)[kVec8]) {
     h.to_float(xhat);
 #pragma unroll
@@ -395,10 +399,12 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
 }
 
 constexpr int kRowThreads = kRmsNormLanes;
-constexpr int kChainRows = 16;    // rows of a thread in flight: a group has few threads, and each waits for its loads
+constexpr int kChainRows = 16;    // rows that a thread loads at once, since a group has few threads and each waits for
+                                  // its loads
 constexpr int kChainColumns = 2;  // columns per thread
 
-// Two neighbouring columns, of which `count` exist. kVector: both, aligned to their size.
+// Loads two neighbouring columns, of which the first `count` exist. kVector: both exist, and the address is a multiple
+// of their size.
 template <class T, bool kVector>
 __device__ __forceinline__ void load_pair(const typename T::Storage* from, int count, float (&z)[kChainColumns]) {
   using Storage = typename T::Storage;
@@ -471,7 +477,8 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
-    // Past the end the last row is loaded again. Without a branch all loads are in flight before the first wait.
+    // Past the end, the last row is loaded again, which saves a branch: all loads are then in flight before the first
+    // wait.
     float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
@@ -497,7 +504,8 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   }
 }
 
-// A group has `row_blocks` blocks, one for each row (64, or 0 without dx), and then `column_blocks` blocks.
+// A group has `row_blocks` blocks for dx (64, one per row, or 0 without dx), and then `column_blocks` blocks for
+// dweight.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {
@@ -514,8 +522,8 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   allow_next_kernel();
 }
 
-constexpr int kFoldColumns = 8;  // columns of a block: 32 bytes of a group, the least that memory reads
-constexpr int kFoldGroups = 16;  // groups of a thread at a time
+constexpr int kFoldColumns = 8;  // columns per block: 32 bytes of a group's sums, the smallest read of memory
+constexpr int kFoldGroups = 16;  // groups that a thread adds at a time
 constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
 constexpr int kFoldMostBlocks = 16;  // blocks of 8192 rows at a time
 
@@ -572,9 +580,9 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-// Blocks that begin while the previous kernel ends go where there is room first: two blocks on some multiprocessors,
-// none on others. A block that asks for more than half of the shared memory gets a multiprocessor of its own, if there
-// are enough.
+// Launches a kernel with a ring. Blocks that begin while the previous kernel ends go to the multiprocessors that have
+// room first: some multiprocessors would get two blocks, and others none. So if there are enough multiprocessors, each
+// block requests more than half of the shared memory, and gets a multiprocessor of its own.
 template <bool kOverlap, class Shape, auto* kKernel>
 void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;
@@ -642,7 +650,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, const RmsNormBackwardPlan
         run_groups<kOverlap, T, 256, 2>(p, stream);
       } else if (plan.vec8s == 4) {
         run_groups<kOverlap, T, 256, 4>(p, stream);
-      } else if constexpr (T::kPacked) {  // eight vec8s of fp32 would not fit shared memory
+      } else if constexpr (T::kPacked) {  // shared memory does not hold eight vec8s of fp32
         run_groups<kOverlap, T, 256, 8>(p, stream);
       }
     });

@@ -1,4 +1,5 @@
-// Parts that forward and backward of rms_norm share: the weight, and the contract's sum over a row.
+// Functions that the forward and the backward of rms_norm share: loads of the weight, and the contract's sum over a
+// row.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Weights of eight columns plus the offset. The weights have the rows' type or float32, and are 1 if there is no
-// weight.
+// Loads the weights of eight columns and adds the offset. The weights have the rows' type or float32. Without a weight
+// they are 1.
 template <class T, bool kVector, class Params>
 __device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kVec8]) {
 #pragma unroll
@@ -26,10 +27,10 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
   for (int j = 0; j < kVec8; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
 }
 
-// The sums over kRows rows that kThreads neighbouring threads hold. lanes[r * kCount + j] is lane (thread of the row) +
-// j * kThreads of the contract's tree of row r. lanes[r] becomes its sum, in every thread. Rows with more threads than
-// a warp take a block barrier. of_warps [kRows * kSumNodes] belongs to these rows until the barrier after the next
-// barrier.
+// Computes the sums over kRows rows that kThreads neighbouring threads hold. With L = kCount / kRows, lanes[r * L + j]
+// is lane (thread of the row) + j * kThreads of the contract's tree of row r. lanes[r] becomes the sum of row r, in
+// every thread. Rows with more threads than a warp take a barrier of the block. of_warps [kRows * kSumNodes] must not
+// be used for other rows until the barrier after the next barrier.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;
@@ -62,10 +63,10 @@ __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps
 #pragma unroll
       for (int i = 0; i < kNodes; i += 2 * distance) node[r][i] = __fadd_rn(node[r][i], node[r][i + distance]);
     }
-    lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum is +0, as where lanes are missing
+    lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum becomes +0, as for rows with fewer lanes
   }
 }
-// The sum over a single row.
+// Returns the sum over a single row.
 template <int kThreads, int kCount>
 __device__ __forceinline__ float row_sum(float (&lanes)[kCount], float* of_warps) {
   row_sums<kThreads, 1>(lanes, of_warps);
