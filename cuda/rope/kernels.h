@@ -1,4 +1,4 @@
-// Host entry points of the rope kernels, one per architecture, and each kernel's plans. All plans have the same bits.
+// Host entry points of the rope kernels, one per architecture, and the plans of a call. All plans give the same bits.
 // rope.cpp checks the arguments.
 #pragma once
 
@@ -11,12 +11,12 @@
 namespace rlk::cuda {
 
 constexpr int kRopeThreads = 128;    // threads per block
-constexpr int kStreamThreads = 224;  // most threads of a block that rotate, where tokens are streamed
+constexpr int kStreamThreads = 224;  // the most threads per block that rotate, in the plan that streams
 
-// A thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and loads their angles once. If
-// `heads` is 0, a thread rotates one pair of one head, at any alignment. `streams` (sm_90): TMA moves tokens whose
-// heads are neighbours. `lanes` (sm_90): a thread rotates one vec8 in each of two heads; another lane has the other
-// columns of its pairs.
+// A plan of a call. `heads`: a thread rotates two vec8s in each of `heads` heads of a token, aligned to 16 bytes, and
+// loads their angles once. If `heads` is 0, a thread rotates one pair of one head, at any alignment. `streams` (sm_90):
+// TMA copies tokens whose heads are neighbours in memory. `lanes` (sm_90): a thread rotates one vec8 in each of two
+// heads, and another lane has the other columns of its pairs.
 struct RopePlan {
   int heads = 0;
   bool streams = false, lanes = false;
@@ -28,11 +28,12 @@ RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors);
 
 // Shared memory of the plan that streams: a ring of stages, each with a token's queries, keys and angles.
 struct RopeStages {
-  // Greatest number of stages; number of tokens whose stores may still read a stage.
+  // kMost: the most stages. kWrites: number of stages that unfinished stores may still read.
   static constexpr int kMost = 16, kWrites = 2;
-  static constexpr int kBlocks = 2, kBytes = 110 << 10;  // blocks of a multiprocessor; bytes of a block
+  static constexpr int kBlocks = 2, kBytes = 110 << 10;  // blocks per multiprocessor; bytes per block
   std::int64_t q_bytes, k_bytes;
-  std::int64_t row_bytes;  // bytes of one row of cos or of sin; for every section a stage has one row of each table
+  std::int64_t row_bytes;  // bytes of one row of cos or of sin; a stage has a row of cos and a row of sin for each
+                           // section
   std::int64_t bytes, stages;
 
   explicit RopeStages(const RopeParams& p)

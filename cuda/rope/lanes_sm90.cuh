@@ -1,8 +1,8 @@
-// rope on SM90, for rows whose vec8s fill a power of two of a warp's lanes. Bound by HBM. A lane has the same vec8 of
-// two heads of a token. The lane gets the other columns of its pairs by shuffles, so it needs the angles of eight
-// columns alone. A thread therefore takes few registers, and the loads of many warps overlap with the arithmetic of
-// others. A warp reads and writes whole rows. A thread with only two heads must compute addresses in few instructions.
-// Offsets therefore have 32 bits and count vectors of 16 bytes, and no thread divides integers.
+// rope on SM90, for rows whose number of vec8s is a power of two up to 32. Bound by HBM. A lane has the same vec8 of
+// two heads of a token. The lane gets the other columns of its pairs by shuffles, so it needs the angles of only eight
+// columns. So a thread needs few registers, and the loads of many warps overlap with the arithmetic of other warps. A
+// warp reads and writes whole rows. With only two heads, a thread must compute addresses in few instructions. So
+// offsets have 32 bits and count units of 16 bytes, and no thread executes an integer division.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -11,17 +11,17 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-constexpr int kLaneHeads = 2;  // heads of a slot
+constexpr int kLaneHeads = 2;  // heads per slot
 // The number of blocks per multiprocessor, which limits a thread's registers.
 template <bool kNarrow>
 constexpr int kLaneBlocks = kNarrow ? 12 : 10;
 
-// The queries or the keys. Offsets count vectors of 16 bytes.
+// The queries or the keys. Offsets count units of 16 bytes.
 struct LaneHeads {
   const uint4* x;
   uint4* y;
   std::uint32_t x_outer, x_inner, x_head, y_outer, y_inner, y_head;
-  std::int32_t heads, slots;  // slots: number per token
+  std::int32_t heads, slots;  // slots: number of slots per token
 
   explicit LaneHeads(const RopeHeads& h)
       : x(static_cast<const uint4*>(h.x)),
@@ -37,15 +37,16 @@ struct LaneHeads {
   static std::uint32_t vectors(std::int64_t elements) { return static_cast<std::uint32_t>(elements / kVec8); }
 };
 
-// A slot is a group of 1 << shift lanes, as many as a row has vec8s. The slot rotates two neighbouring heads of a
-// token's queries or keys.
+// The grid of a launch. A slot is a group of 1 << shift lanes, as many as a row has vec8s. A slot rotates two
+// neighbouring heads of a token's queries or keys.
 struct LaneGrid {
   LaneHeads sides[2];
   const uint4 *cos, *sin;
-  std::uint32_t cos_outer, cos_inner, sin_outer, sin_inner;  // in vectors of 16 bytes
+  std::uint32_t cos_outer, cos_inner, sin_outer, sin_inner;  // in units of 16 bytes
   std::uint32_t first_token, slots;
-  Divisor of_token, inner_tokens;     // slots of a token; tokens of an outer index
-  std::int32_t shift, rotated, half;  // lanes of a row, lanes that rotate, and lanes between a pair's columns
+  Divisor of_token, inner_tokens;     // slots per token; tokens per outer index
+  std::int32_t shift, rotated, half;  // 1 << shift: lanes of a row; rotated: lanes that rotate; half: lanes from a
+                                      // pair's first to its second column
   bool per_pair;
 
   // The grid for the tokens from first_token on.
@@ -73,14 +74,14 @@ struct LaneGrid {
   }
 };
 
-// Angles of a lane's columns. Each sine carries the sign of its product.
+// The angles of a lane's columns. Each sine has the sign that its product needs.
 template <class T, bool kNarrow, bool kInterleaved>
 struct LaneAngles {
   using Values = std::conditional_t<kNarrow, NarrowValues<T, kVec8>, WideValues<kVec8>>;
   Values cos, sin;
 
   __device__ __forceinline__ void load(const RopeParams& p, const LaneGrid& g, const RopeToken& at, int unit) {
-    constexpr int kVectors = kNarrow ? 1 : 2;  // vectors of eight angles
+    constexpr int kVectors = kNarrow ? 1 : 2;  // vectors of 16 bytes that hold eight angles
     std::uint32_t of_cos = at.outer * g.cos_outer + at.inner * g.cos_inner;
     std::uint32_t of_sin = at.outer * g.sin_outer + at.inner * g.sin_inner;
     bool exist = true;
@@ -91,7 +92,7 @@ struct LaneAngles {
       of_sin = static_cast<std::uint32_t>(id) * g.sin_inner;
     }
     const bool second = !kInterleaved && unit >= g.half;
-    const bool exchanges = p.transposed && !g.per_pair;  // whether the lane takes the sines of the pairs' other columns
+    const bool exchanges = p.transposed && !g.per_pair;  // whether the lane loads the sines of the other columns
     if (!exist) {
       cos.fill_nan(0, kVec8);
       sin.fill_nan(0, kVec8);
@@ -111,12 +112,12 @@ struct LaneAngles {
       cos.template round<T>(0, kVec8);
       sin.template round<T>(0, kVec8);
     }
-    // Rounding is symmetric, so the sign of a product may be moved to its sine.
+    // Rounding is symmetric, so a negated sine gives the bits of a negated product.
     kInterleaved ? sin.negate(!p.transposed, p.transposed) : sin.negate(second == p.transposed, second == p.transposed);
   }
 };
 
-// The rotated vec8 of a lane; `other` holds the other columns of its pairs.
+// Returns the rotated vec8 of a lane. `other` holds the other columns of its pairs.
 template <class T, bool kRound, class Angles>
 __device__ __forceinline__ uint4 rotate_lane(const Angles& angles, const uint4& own, const uint4& other) {
   const std::uint32_t x[4] = {own.x, own.y, own.z, own.w}, z[4] = {other.x, other.y, other.z, other.w};
@@ -137,7 +138,8 @@ __device__ __forceinline__ uint4 rotate_lane(const Angles& angles, const uint4& 
   return make_uint4(y[0], y[1], y[2], y[3]);
 }
 
-// The other columns of a lane's pairs: the columns of another lane, or each column's neighbour.
+// Returns the other columns of a lane's pairs: the columns of another lane or, if pairs are interleaved, the neighbour
+// of each column.
 template <bool kInterleaved>
 __device__ __forceinline__ uint4 other_columns(const uint4& x, int lanes_apart) {
   const auto other = [&](std::uint32_t word) {
@@ -162,7 +164,8 @@ __global__ void __launch_bounds__(kRopeThreads, kLaneBlocks<kNarrow>)
   if (keys) slot_of_token -= g.sides[0].slots;
   const LaneHeads& h = g.sides[keys];
   const int first = slot_of_token * kLaneHeads;
-  const int heads = slot < g.slots ? h.heads - first : 0;  // heads left; lanes without heads still join the shuffles
+  const int heads = slot < g.slots ? h.heads - first : 0;  // heads that are left; lanes without heads also execute the
+                                                           // shuffles
   const uint4* from = h.x + (at.outer * h.x_outer + at.inner * h.x_inner + first * h.x_head + unit);
   wait_for_previous_kernel();
   uint4 x[kLaneHeads];

@@ -1,5 +1,5 @@
-// rope, queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token share
-// its angles, so every read of the angles except the first hits a cache.
+// rope for queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token
+// have the same angles, so every read of the angles except the first hits a cache.
 //
 // rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. The
 //   ranges are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds
@@ -22,7 +22,8 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// Queries come first, then keys.
+// head_in() and head_out() return the address of a head of a token. Heads are numbered through queries first, then
+// keys.
 template <class T>
 __device__ __forceinline__ const typename T::Storage* head_in(const RopeParams& p, const RopePlace& at, int head) {
   const int queries = static_cast<int>(p.q.num_heads);
@@ -38,7 +39,7 @@ __device__ __forceinline__ typename T::Storage* head_out(const RopeParams& p, co
   return static_cast<typename T::Storage*>(heads.y) + at.offset(heads.y_tokens) + i * heads.y_head_stride;
 }
 
-// The number of blocks on a multiprocessor, as limited by the registers that hold loads in flight.
+// The number of blocks per multiprocessor. It is limited by the registers that hold loads in flight.
 template <class T, int kHeads, class Angles>
 constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
                             : kHeads* Vec8<T>::kVectors == 2 ? (Angles::kRegisters <= 16 ? 6 : 5)
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, Angles>)
   allow_next_kernel();
   const RopePlace at(p, g, blockIdx.x, threadIdx.x);
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), lanes = static_cast<int>(g.lanes.value);
-  if constexpr (kHeads == 1) {  // few tokens; with many tokens, prefetches make the launch 2 % slower
+  if constexpr (kHeads == 1) {  // only for few tokens: with many, prefetches make the launch 2 % slower
     if (at.exists && at.first_unit == 0 && at.lane < heads) {
       prefetch_to_l2(head_in<T>(p, at, at.lane), static_cast<std::uint32_t>(p.head_dim * sizeof(typename T::Storage)));
     }
@@ -153,7 +154,7 @@ void rope(const RopeParams& p, const RopePlan& plan, cudaStream_t stream) {
           launch(rope_vec8s_kernel<T, 1, Angles>);
         } else if (plan.heads == 2) {
           launch(rope_vec8s_kernel<T, 2, Angles>);
-        } else if constexpr (T::kPacked) {  // four heads of fp32 would not fit the registers
+        } else if constexpr (T::kPacked) {  // registers do not hold four heads of fp32
           launch(rope_vec8s_kernel<T, 4, Angles>);
         }
       });

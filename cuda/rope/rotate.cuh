@@ -9,7 +9,7 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A section's position id, or 0 for a call without ids.
+// Returns a section's position id, or 0 for a call without ids.
 __device__ __forceinline__ std::int64_t position_of(const RopeParams& p, const RopeToken& at, int section) {
   if (p.position_ids == nullptr) return 0;
   const std::int64_t i = at.id_offset(p, section);
@@ -17,7 +17,7 @@ __device__ __forceinline__ std::int64_t position_of(const RopeParams& p, const R
                                      : static_cast<const std::int32_t*>(p.position_ids)[i];
 }
 
-// Tables in global memory, for the angles of a token.
+// The angles of a token, from tables in global memory.
 struct TableAngles {
   const RopeParams& p;
   const RopeToken& at;
@@ -30,7 +30,7 @@ struct TableAngles {
   }
 };
 
-// Angles as a thread keeps them: in float32, or two to a word in T.
+// The angles in a thread's registers. WideValues: float32 numbers. NarrowValues: two numbers of type T per word.
 template <int kCount>
 struct WideValues {
   float v[kCount];
@@ -40,7 +40,7 @@ struct WideValues {
 #pragma unroll
     for (int i = 0; i < count; ++i) v[first + i] = canonical_nan();
   }
-  // `count` values, aligned to their total size: four or eight.
+  // Loads `count` values (four or eight). The address is a multiple of their total size.
   __device__ __forceinline__ void load(const void* from, std::int64_t at, int first, int count) {
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
@@ -64,12 +64,12 @@ struct WideValues {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) v[i] = (i % 2 == 0 ? even : odd) ? -v[i] : v[i];
   }
-  // Repeats each of the first values, so that both columns of a pair have the pair's angle.
+  // Repeats each of the first kCount / 2 values, so that both columns of an interleaved pair have the pair's angle.
   __device__ __forceinline__ void repeat() {
 #pragma unroll
     for (int i = kCount - 1; i > 0; --i) v[i] = v[i / 2];
   }
-  // Exchanges the angles of each pair's first and second columns, which are neighbours or eight apart.
+  // Exchanges the angles of each pair's first and second columns. The two angles are neighbours, or eight places apart.
   __device__ __forceinline__ void exchange(bool neighbours) {
     float other[kCount];
 #pragma unroll
@@ -102,7 +102,7 @@ struct NarrowValues {
     }
   }
   template <class>
-  __device__ __forceinline__ void round(int, int) {}  // the angles have the type's precision
+  __device__ __forceinline__ void round(int, int) {}  // nothing to do: the angles already have type T
   __device__ __forceinline__ void negate() {
 #pragma unroll
     for (int i = 0; i < kCount / 2; ++i) v[i] ^= 0x80008000u;
@@ -127,9 +127,9 @@ struct NarrowValues {
   }
 };
 
-// The angles of the pairs in a thread's two vec8s. kPerPair: one angle per pair; else one angle per column, in the
-// order of columns. In the interleaved layout the first half of the angles belongs to the first vec8. kNarrow: the
-// angles have type T.
+// The angles of the pairs in a thread's two vec8s. kPerPair: there is one angle per pair; else there is one angle per
+// column, in the order of columns. In the interleaved layout the first half of the angles belongs to the first vec8.
+// kNarrow: the angles have type T.
 template <class T, bool kPerPair_, bool kNarrow>
 struct Vec8Angles {
   static constexpr bool kPerPair = kPerPair_;
@@ -149,7 +149,7 @@ struct Vec8Angles {
       if constexpr (!kPerPair) load_rows<kVec8>(p, from, column_a, column_b, kVec8);
     }
     if (!p.transposed) return;
-    sin.negate();  // -sin_b for sin_a and -sin_a for sin_b
+    sin.negate();  // with the exchange, sin_a becomes -sin_b, and sin_b becomes -sin_a
     if constexpr (!kPerPair) sin.exchange(p.interleaved);
   }
 
@@ -171,7 +171,7 @@ struct Vec8Angles {
   }
 };
 
-// Calls f with the type of a call's angles.
+// Calls f with an object of the Vec8Angles type for the call's angles.
 template <class T, class F>
 void with_angles(const RopeParams& p, const F& f) {
   const auto with = [&](auto per_pair) {
@@ -183,8 +183,8 @@ void with_angles(const RopeParams& p, const F& f) {
   p.width < p.rotary_dim ? with(std::true_type{}) : with(std::false_type{});
 }
 
-// Computes x cos -+ other sin for a vec8 of the pairs' first elements (kSign -1), of their second elements (+1), or of
-// pairs side by side (0).
+// Computes y = x cos - other sin for a vec8 of first elements of pairs (kSign -1), or y = x cos + other sin for a vec8
+// of second elements (kSign 1). With kSign 0 first and second elements alternate in the vec8.
 template <class T, int kSign, class Cos, class Sin>
 __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float (&other)[kVec8], const Cos& cos,
                                             const Sin& sin, bool round_products, float (&y)[kVec8]) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float
 #pragma unroll
   for (int j = 0; j < kVec8; ++j) {
     product[j] = __fmul_rn(other[j], sin(j));
-    // Rounding is symmetric, so the negation is exact.
+    // Rounding is symmetric, so a negated product has the bits of the product with a negated factor.
     if (kSign < 0 || (kSign == 0 && j % 2 == 0)) product[j] = -product[j];
   }
   if (round_products) {

@@ -1,7 +1,7 @@
-// rope for many tokens, on SM90: TMA moves a token's queries, keys and angles through a ring in shared memory. A block
-// is persistent. One warp loads and stores tokens; the other warps rotate them in place, in shared memory. Many tokens
-// are therefore in flight, and no waiting token occupies a register. Columns that are not rotated pass through
-// untouched.
+// rope for many tokens, on SM90. TMA copies a token's queries, keys and angles to a ring in shared memory, and copies
+// the results back. A block is persistent. One warp loads and stores tokens, and the other warps rotate them in place,
+// in shared memory. So many tokens can be in flight, since a token that waits occupies no registers. Columns that are
+// not rotated are copied without a change.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -14,10 +14,11 @@
 namespace rlk::cuda {
 namespace {  // one copy per architecture
 
-// A launch: the fields of RopeStages, and the threads that rotate. A thread rotates two vec8s in every lanes-th head.
+// The shape of a launch: the fields of RopeStages, and the numbers of threads that rotate. A thread rotates two vec8s
+// in every lanes-th head.
 struct RopeStream {
   std::int32_t q_bytes, k_bytes, row_bytes, bytes, stages;
-  std::int32_t units, lanes, warps;  // pairs of vec8s in a head; heads at a time; warps that rotate
+  std::int32_t units, lanes, warps;  // pairs of vec8s per head; heads that a block rotates at a time; warps that rotate
 
   explicit RopeStream(const RopeParams& p) {
     const RopeStages s(p);
@@ -38,11 +39,11 @@ struct RopeStream {
   static constexpr int kControlBytes = 24;
 };
 
-// Angles of a token in shared memory.
+// The angles of a token, from a stage in shared memory.
 struct StageAngles {
   const RopeParams& p;
   const unsigned char* memory;  // rows of cos, one for each section, then rows of sin
-  int exist;                    // bit s: section s
+  int exist;                    // bit s: whether the rows of section s exist
 
   __device__ __forceinline__ const void* cos() const { return memory; }
   __device__ __forceinline__ const void* sin() const {
@@ -74,7 +75,7 @@ class StreamMemory {
   const RopeStream& s_;
 };
 
-// The warp that loads and stores; one lane of it runs this.
+// The loads and stores of tokens. One lane of the first warp executes them.
 template <class T>
 class StreamCopies {
  public:
@@ -93,7 +94,7 @@ class StreamCopies {
       store(token, done.stage);
       done.advance(s_.stages);
       if (token + ahead < tokens) {
-        wait_for_stored_boxes<RopeStages::kWrites>();  // the stage to load was read before the last kWrites stores
+        wait_for_stored_boxes<RopeStages::kWrites>();  // stores older than the last kWrites have read their stages
         load(token + ahead);
       }
     }
@@ -101,7 +102,7 @@ class StreamCopies {
   }
 
  private:
-  // Reads the position ids of a token. The ids arrive while earlier tokens are copied.
+  // Starts to read the position ids of a token. The ids arrive while earlier tokens are copied.
   __device__ __forceinline__ void read_ids(unsigned token) {
     if (token >= p_.num_tokens) return;
     const RopeToken at(p_, token);
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kStreamThreads + 32, RopeStages::kBlocks)
   const int lane = static_cast<int>(threadIdx.x) / s.units, unit = static_cast<int>(threadIdx.x) - lane * s.units;
   const int heads = static_cast<int>(p.q.num_heads + p.k.num_heads), head_dim = static_cast<int>(p.head_dim);
   const int column_a = unit * kVec8, column_b = column_a + static_cast<int>(p.rotary_dim) / 2;
-  constexpr int kTurns = T::kPacked ? 2 : 1;  // heads at once; two heads of float32 would spill
+  constexpr int kTurns = T::kPacked ? 2 : 1;  // heads at once: two heads of float32 would spill
   RingPosition at;
   for (unsigned token = blockIdx.x; token < p.num_tokens; token += gridDim.x) {
     mbarrier_wait_block(memory.loaded(at.stage), at.phase);
