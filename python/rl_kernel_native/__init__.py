@@ -153,7 +153,7 @@ _cures.name_fields(
     SequenceLogprob, SequenceLogprobAndStatus,
 )  # fmt: skip
 if _dispatch.torch_module() is not None:
-    # torch is there already: register the operators that exports name.
+    # torch is already loaded: register its operators now, because exported programs refer to them by name.
     ops.register_torch_operators()
 
 

@@ -22,18 +22,19 @@ def arithmetic(unit: str) -> Computing:
     (thread or task).
 
     Args:
-        unit: ``"ieee"``: the portable default; matrix products are chains of fused multiply-adds.
-            ``"sm_90"``: matrix products and the exponential are computed as on an H200, both verified against the
-            hardware; this includes attention's bfloat16 and float16 products in the forward. ``"sm_80"``, ``"gfx942"``
-            and ``"gfx90a"``: matrix products as these units compute them by published rules, not verified; the units'
-            exponential is not modelled. These units multiply only bfloat16 and float16. Outside ``"ieee"``, float32
-            operands of a product are a ValueError; only attention accepts them and uses the same chains everywhere.
-            GPUs compute with their own units whatever the context says. A compiled call (torch.compile) computes in
-            ieee arithmetic, and raises an error if the context asks for another unit.
+        unit: ``"ieee"``, the default, is portable: matrix products are chains of fused multiply-adds. ``"sm_90"``:
+            matrix products and the exponential are computed as on an H200, both verified against the hardware;
+            attention's bfloat16 and float16 products in the forward are included. ``"sm_80"``, ``"gfx942"`` and
+            ``"gfx90a"``: matrix products as these units compute them by published rules; this is not verified on
+            hardware, and the units' exponential is not modelled. All units except ``"ieee"`` multiply only bfloat16 and
+            float16, so float32 operands of a product are a ValueError. Only attention accepts float32 operands under
+            every unit, and always uses chains of fused multiply-adds. GPUs always compute with their own units. A
+            compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the context selects
+            another unit.
     A backward computes in the unit of its forward, in any thread. Activation checkpointing repeats the forward in
     the thread that runs backward: pass ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint``
-    (for ``use_reentrant=False``), or open the context inside the checkpointed function (for both forms).
-    Returns: a context manager for one ``with``, or a decorator of a function.
+    (for ``use_reentrant=False``), or open the context inside the checkpointed function (for any ``use_reentrant``).
+    Returns: an object that serves as a context manager for one ``with``, or as a decorator of a function.
     Raises: ValueError for another name, at the call; TypeError if the decorated object (a class, a generator or a
         coroutine) would run after the context.
     Source: docs/numerics.md, fact 2 and rules 1 and 3.
@@ -47,7 +48,7 @@ def arithmetic(unit: str) -> Computing:
 
 
 class Computing:
-    """What :func:`arithmetic` returns."""
+    """The context manager and decorator that :func:`arithmetic` returns."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
@@ -80,8 +81,8 @@ class Computing:
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: the part
-    that backward recomputes uses the arithmetic of the forward, in any thread.
+    """For ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False, context_fn=rk.checkpoint_contexts)``: what
+    backward recomputes uses the arithmetic of the forward, in any thread.
 
     Example:
         >>> from torch.utils.checkpoint import checkpoint
@@ -96,7 +97,7 @@ def checkpoint_contexts() -> tuple[AbstractContextManager[Any], AbstractContextM
 
 
 def current_arithmetic() -> str:
-    """The unit that :func:`arithmetic` chose for this context; ``"ieee"`` outside of it.
+    """The unit that :func:`arithmetic` selects in this context; ``"ieee"`` outside such a context.
 
     Example:
         >>> with rk.arithmetic("sm_90"):
@@ -114,13 +115,13 @@ _PRODUCTS = {"ieee": IEEE, "sm_80": 1, "sm_90": 2, "gfx90a": 3, "gfx942": 4}  # 
 
 
 def product_unit() -> int:
-    """The unit for matrix products on the CPU in this context, as the extension's number."""
+    """The number by which the extension knows the unit for matrix products on the CPU in this context."""
     return _PRODUCTS[_current.get()]
 
 
 def resolve_traced_unit(unit: int, device_type: str) -> int:
-    """The unit of a traced product when it runs. ``AS_CALLED`` means that tracing could not read the context; it
-    becomes ieee."""
+    """The unit of a traced product when it runs. ``AS_CALLED`` means that tracing could not read the context; the unit
+    is then ieee."""
     if unit != AS_CALLED:
         return unit
     if device_type == "cpu" and _current.get() != "ieee":
@@ -132,14 +133,15 @@ def resolve_traced_unit(unit: int, device_type: str) -> int:
 
 
 def unresolved_exp(exp: str | None) -> int:
-    """The mode ``exp`` of a traced call, which cannot read the context of :func:`arithmetic`; see
-    :func:`resolve_traced`."""
+    """The number for ``exp`` in a trace, which cannot read the context of :func:`arithmetic`. :func:`resolve_traced`
+    resolves it later."""
     _require_mode(exp)
     return AS_CALLED if exp is None else int(exp == "hardware")
 
 
 def resolve_traced(mode: int, device_type: str) -> int:
-    """The mode of a traced call when it runs. The default on the CPU is portable, in forward and backward."""
+    """The mode of the exponential when a traced call runs. The default on the CPU is portable, in forward and
+    backward."""
     if device_type != "cpu":
         return resolve_exp(None, device_type) if mode == AS_CALLED else mode
     if mode == AS_CALLED and _current.get() == "sm_90":
@@ -155,7 +157,7 @@ def _require_mode(exp: str | None) -> None:
 
 
 def resolve_exp(exp: str | None, device_type: str) -> int:
-    """The exponential of softmax statistics (rule 3) as the extension's number.
+    """The number by which the extension knows the exponential of softmax statistics (rule 3).
 
     ``device_type``: ``"cpu"``, ``"cuda"`` or ``"rocm"``. Raises a ValueError if the requested mode does not exist.
     """

@@ -1,4 +1,4 @@
-"""The setting in which cuBLAS sums in the order of docs/numerics.md, fact 1."""
+"""The setting with which cuBLAS sums in the order of docs/numerics.md, fact 1."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from collections.abc import Mapping
 
 from . import _dispatch
 
-# Without a workspace cuBLAS and cuBLASLt have nowhere to put partial sums, so they cannot split K.
+# Without a workspace, cuBLAS and cuBLASLt have no memory for partial sums, so they cannot split K.
 CANONICAL = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
 
 
 def canonical_blas() -> dict[str, str]:
     """Makes the GEMMs of cuBLAS in this process sum in ascending order of K, as this library does.
 
-    A trainer's own ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes these bits
-    equal the bits of :func:`linear`. Call it before the first CUDA work of the process. torch reads both variables when
-    it makes its cuBLAS handle and workspace; cuBLASLt's variable is read only once. Clearing torch's workspaces
-    afterwards therefore does not help. ``torch.use_deterministic_algorithms(True)`` accepts ``:4096:8`` and ``:16:8``
-    alone and refuses this setting, though it is stricter: cuBLAS still splits K under ``:16:8``.
+    A trainer's ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes these bits
+    equal the bits of :func:`linear`. Call this function before the first CUDA work of the process: torch reads both
+    variables when it makes its cuBLAS handle and workspace. Clearing torch's workspaces later does not help, because
+    torch reads cuBLASLt's variable only once. ``torch.use_deterministic_algorithms(True)`` accepts only ``:4096:8`` and
+    ``:16:8``, and refuses this setting. This setting is stricter, because cuBLAS still splits K under ``:16:8``.
 
-    Without CUDA it changes only the environment. Other values of the two variables are replaced, and processes that are
-    started later inherit them.
+    Without CUDA the call changes only the environment. Other values of the two variables are replaced, and processes
+    that are started later inherit the new values.
 
     Returns: the variables that were set, names to values.
-    Raises: RuntimeError if torch has initialised CUDA with other values, whether or not a GEMM ran; torch does not
-        tell. Values set in ``os.environ`` after a GEMM cannot be distinguished from values set before it.
+    Raises: RuntimeError if torch has initialised CUDA with other values, even if no GEMM ran yet, because torch does
+        not say whether one ran. If the right values were set in ``os.environ`` after a GEMM, there is no error: they
+        cannot be distinguished from values set before it.
     Source: docs/numerics.md, fact 1.
     """
     wrong = wrong_settings(os.environ)

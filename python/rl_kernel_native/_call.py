@@ -17,11 +17,11 @@ def _unknown() -> bool:
     return True
 
 
-is_read_by_dynamo: Any = _unknown  # torch's own, set together with `loaded`; where it is False, a call may be eager
+is_read_by_dynamo: Any = _unknown  # set together with `loaded`; if it returns False, a call may be eager
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The operator's outputs, with None for outputs that are not asked for."""
+    """The operator's outputs, with None for outputs that the call does not ask for."""
     if type(arrays[op.leads]) in plain or _dispatch.is_tensor(arrays[op.leads]):
         found: tuple[Any, ...] = (loaded or _engine()).call(op, arrays, how)
         return found
@@ -36,7 +36,8 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 def call_with_main_grad(
     op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int
 ) -> tuple[Any, ...]:
-    """Outputs of an operator whose backward adds the gradient of a weight to main_grad, or returns it in a dtype."""
+    """Outputs of an operator whose backward adds the weight's gradient to main_grad, or returns it in the dtype with
+    the number ``dtype``."""
     if _dispatch.is_tensor(arrays[op.leads]):
         found: tuple[Any, ...] = engine().call_with_main_grad(op, arrays, how, main_grad, dtype)
         return found
@@ -73,8 +74,8 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
 
 
 def frame_of(names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...] = (), sharded: str = "") -> Any:
-    """The state of a call that has no autograd, with arrays of any framework. The first array leads. ``out`` are arrays
-    for results."""
+    """The state of a call that has no autograd, with arrays of any framework. The first array decides framework and
+    device. ``out`` holds arrays for results."""
     if type(arrays[0]) in plain or _dispatch.is_tensor(arrays[0]):
         return (loaded or _engine()).TensorFrame(names, arrays, out, sharded)
     frame = _dispatch.Frame(arrays[0], names[0])
@@ -94,7 +95,7 @@ def _engine() -> Any:
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
-    if not is_compiling():  # a trace guards the values that it has read, so they must not change before it ends
+    if not is_compiling():  # a trace guards values that it reads, so they must not change in it
         loaded, plain, is_read_by_dynamo = found, PLAIN, found.is_read_by_dynamo
     return found
 
@@ -108,5 +109,5 @@ def load() -> None:
         _registered.append(True)
 
 
-# A trace calls this function and keeps the result; its work does not belong in a graph.
+# A trace calls this function once and keeps only the result, because registration does not belong in a graph.
 load._dynamo_marked_constant = True  # type: ignore[attr-defined]

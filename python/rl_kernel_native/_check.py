@@ -1,5 +1,5 @@
-"""Checks of arguments that exist only in Python: flags, tuples, names. The extension checks arrays, once. Importing
-this module needs only the standard library, because the contract's module needs it."""
+"""Checks of arguments that only Python sees: flags, tuples, names. The extension checks arrays. This module imports
+only the standard library, because contract.py imports this module."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def kept_arrays(kept: Any) -> tuple[Any, Any]:
 
 
 def is_choice(value: object, choices: Collection[Any]) -> bool:
-    """Whether the value is one of these texts, or is None and None is one of the choices. Only texts are compared,
-    since an array compared with a text gives an array or an error."""
+    """Whether the value is a string in ``choices``, or is None and ``choices`` has None. Only strings are compared,
+    because comparing an array with a string gives an array or an error."""
     return (value is None or isinstance(value, str)) and value in choices
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
-    """Refuses a value outside ``choices``. ``known_as`` maps other names of a choice, which the error translates."""
+    """Refuses a value outside ``choices``. ``known_as`` maps other names of a choice to its name here, which the error
+    then suggests."""
     if not is_choice(value, choices):
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None
@@ -45,7 +46,7 @@ def neutral_rollout(rollout_nan: Any) -> bool:
 
 
 def given_outputs(out: Any, names: tuple[str, ...], wanted: int) -> tuple[Any, ...]:
-    """``out`` as one entry per output, with None for an output that must be allocated; bit i of ``wanted`` asks for
+    """``out`` with one entry per output, and None for an output that must be allocated. Bit i of ``wanted`` asks for
     output i."""
     given = tuple(out) if isinstance(out, (tuple, list)) else (out,)
     if len(given) > len(names):
@@ -67,7 +68,7 @@ def parts(arrays: Any) -> list[Any]:
     """The shares of ranks, which a tree adds."""
     try:
         found = list(arrays)
-    except (TypeError, RuntimeError):  # an array without a dimension or a nested tensor raises this
+    except (TypeError, RuntimeError):  # from an array without dimensions or a nested tensor
         raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
     for part in found:
         if part is None:
@@ -79,12 +80,13 @@ def parts(arrays: Any) -> list[Any]:
 
 
 def shown(value: Any) -> str:
-    """A value in an error. Python refuses to print an integer of thousands of digits, and no reader wants hundreds."""
+    """The text of a value in an error. A large integer is described by its bits: Python refuses to print thousands of
+    digits, and hundreds would be hard to read."""
     if isinstance(value, int) and not -(1 << 64) < value < 1 << 64:
         return f"an integer of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except Exception:  # an object that holds such an integer, or whose own text fails
+    except Exception:  # the object holds such an integer, or its repr fails
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
@@ -105,7 +107,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def integer64(name: str, value: Any) -> int:
-    """An integer that the extension receives unchanged."""
+    """An integer that fits the extension's signed 64 bits."""
     found = integer(name, value)
     if not found < 1 << 63:
         raise _too_wide(name, found)
@@ -119,7 +121,7 @@ def _too_wide(name: str, value: int) -> ValueError:
 
 
 def flag(name: str, value: Any) -> bool:
-    """A truthy value of another type, such as the text "False", is a mistake."""
+    """A bool. A value of another type is refused, because, for example, the string "False" would count as true."""
     if isinstance(value, bool):
         return value
     import numpy as np
@@ -130,8 +132,8 @@ def flag(name: str, value: Any) -> bool:
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of options that checks each combination once. The function must refuse unhashable options with its own
-    error."""
+    """A function of options that checks each combination of options only once. For unhashable options it is called each
+    time, and must refuse them with its own error."""
     known = functools.lru_cache(maxsize=256, typed=True)(function)
 
     def call(*options: Any) -> Any:
@@ -161,11 +163,11 @@ def held_by(array: str, value: int, name: str, dtype: str) -> None:
 
 
 def number(name: str, value: Any) -> float:
-    """A tensor is refused, because reading it would wait for its device and lose its gradient. NumPy's float64 becomes
-    Python's float; otherwise it would widen the float32 arrays that it meets."""
+    """A number as Python's float. A tensor is refused, because reading it would wait for its device and lose its
+    gradient. NumPy's float64 is converted, because it would widen float32 arrays in arithmetic."""
     if isinstance(value, float):
         return value if type(value) is float else float(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # or a symbol of a trace
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # also a trace's symbol
         return float(value)
     import numpy as np
 
@@ -181,18 +183,19 @@ def number(name: str, value: Any) -> float:
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
 
-SMALLEST_NORMAL = 2.0**-126  # float32; the inverse of a smaller number may be infinite
-_BEYOND = 2.0**128 - 2.0**103  # from here on, rounding to float32 gives inf
+SMALLEST_NORMAL = 2.0**-126  # in float32; a smaller number may have an infinite inverse
+_BEYOND = 2.0**128 - 2.0**103  # from this value on, rounding to float32 gives inf
 
 
 def is_compiling() -> bool:
-    """A stub, which :mod:`_dispatch` replaces by its own version that knows about torch."""
+    """A stub. :mod:`_dispatch` replaces it with a function that asks torch."""
     return False
 
 
 def in_float32(x: float) -> float:
-    """A number rounded to float32 (a tie to either side). A number below the smallest normal one becomes 0, because its
-    inverse may be infinite. A number in a trace is not rounded, because that would be a guard on its value."""
+    """A number rounded to float32 (a tie may go to either side). A number below the smallest normal number becomes 0,
+    because its inverse may be infinite. A number in a trace is not rounded, because rounding would put a guard on its
+    value."""
     if x != x:
         return math.nan
     if abs(x) >= _BEYOND:
@@ -206,8 +209,8 @@ def in_float32(x: float) -> float:
 
 
 def single(name: str, value: Any, allows: Callable[[float], bool], expected: str | Callable[[], str]) -> float:
-    """Checks a number, and the float32 that the operator uses. A number that becomes infinite only in float32 is
-    refused. ``expected`` is a function if the text contains a number, because a number in a trace has no text.
+    """Checks a number, and its value in float32, which the operator uses. A finite number that is infinite in float32
+    is refused. If the text ``expected`` contains a number, it is a function, because a number in a trace has no text.
 
     Returns: the number, not rounded."""
     x = number(name, value)
@@ -224,12 +227,12 @@ def single(name: str, value: Any, allows: Callable[[float], bool], expected: str
 
 
 def is_number(value: Any) -> bool:
-    """Whether the value is a number of Python or NumPy, where an array is allowed as well."""
+    """Whether the value is a number of Python or NumPy, for arguments that may also be arrays."""
     return isinstance(value, (int, float, numbers.Number))  # NumPy registers its scalars; a Decimal is a number, too
 
 
 def denominator(value: Any) -> tuple[Any, float]:
-    """The array, or None if the value is a number; and the number, or 0 if the value is an array."""
+    """A pair: the array, or None if the value is a number; and the number, or 0 if the value is an array."""
     if value is not None and is_number(value):
         return None, single("denominator", value, lambda x: 0 < x < math.inf, "a finite number > 0")
     return value, 0.0

@@ -1,5 +1,5 @@
-"""Autograd of an operator by its description: a native first derivative, and higher ones, if any, from torch's own
-operators; or gradients that the forward of a loss has computed."""
+"""Autograd of an operator from its description. The first derivative is native, and higher derivatives, if any, use
+torch's own operators. For a loss, the forward has already computed the gradients."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _ops = torch.ops.rl_kernel_native
 
 
 def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[bool]:
-    """The gradients that the running backward asks for. ``places``: positions of the arrays ``of`` in the arguments."""
+    """For each differentiable array, whether the running backward asks for its gradient. ``places``: positions of these
+    arrays in the arguments."""
     needs = ctx.needs_input_grad
     if main_grad is None and _main_grad.are_all_asked_for(ctx):
         return [needs[i] for i in places]
@@ -44,7 +45,7 @@ def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[
 
 
 def _incoming(of: Any, i: int, d: Any, dtype: Any, asked: Sequence[bool], main_grad: Any) -> Any:
-    """An incoming gradient as an operand of the dispatcher."""
+    """An incoming gradient in the form in which the dispatcher takes operands."""
     if d is None:
         return None
     if main_grad is not None and asked[of.of.index(of.accumulates)]:
@@ -53,7 +54,7 @@ def _incoming(of: Any, i: int, d: Any, dtype: Any, asked: Sequence[bool], main_g
 
 
 def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequence[Any]) -> Sequence[Any]:
-    """The tensors that a backward reads. ``ctx`` gets everything else that a backward reads."""
+    """The tensors that a backward reads. Everything else that it reads is stored in ``ctx``."""
     of: Any = op.gradient
     kept: Sequence[Any] = of.kept(arrays, found)
     ctx.state = op, how, None if of.as_kept else kept[0].dtype, [Like.of(arrays[i]) for i in of.likes]
@@ -65,9 +66,9 @@ def _saved(ctx: Any, of: Composed) -> list[Any]:
 
 
 class Composing(Eager):
-    """Eager autograd. Arguments are the operands that may have gradients, and (operator, all its arrays, its options).
-    A subclass may have another forward, whose first arguments are these operands. A forward that takes ctx takes a
-    third of the time of a forward with setup_context."""
+    """Eager autograd. The arguments are the operands that may have gradients, then the tuple (operator, all its arrays,
+    its options). A subclass may have another forward, whose first arguments are also these operands. A forward with ctx
+    as an argument takes a third of the time of a forward with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -197,12 +198,12 @@ def register_composed(op: Operator, of: Composed, derived: Any, tangents_of: Any
     _in_graph.callable_in_graph(Forward, of.batch)
 
 
-# ---- a loss whose forward also computes its gradients, as `kept` of _operator describes it ---------------------------
+# ---- a loss whose forward also computes its gradients (`kept` in _operator) ---------------------------
 
 
 class Kept(Eager):
-    """Eager autograd. The first backward returns the gradients that forward kept, scaled in place where needed. A later
-    backward, over a retained graph, computes them again."""
+    """Eager autograd of a loss. The first backward returns the gradients that forward kept, scaled in place if needed.
+    A later backward, over a retained graph, computes the gradients again."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -242,8 +243,8 @@ class Kept(Eager):
 
 
 def scaled(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: Any, wanted: Any = None) -> Any:
-    """The gradients times the loss's incoming gradient. ``arrays``: what the forward kept, then the operands, which
-    serve only to refuse a second derivative."""
+    """The gradients times the loss's incoming gradient. ``arrays``: what the forward kept, then the operands. The
+    operands are needed only to refuse a second derivative."""
     of: Any = op.gradient
     kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
     d_loss = apply_function(None, "Once", op.name, given[0], *operands)
@@ -252,7 +253,8 @@ def scaled(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: Any,
 
 @_in_graph.callable_in_graph
 class Once(torch.autograd.Function):
-    """The gradient that comes in, or a tangent, with an error for its derivative along the operands of the loss."""
+    """Returns the incoming gradient, or a tangent, unchanged. Its derivative along the operands of the loss is an
+    error."""
 
     @staticmethod
     def forward(name: str, d_loss: Any, *operands: Any) -> Any:
@@ -275,8 +277,8 @@ class Once(torch.autograd.Function):
 
 
 def tangent(op: Operator, call: Any, given: Sequence[Any], arrays: Sequence[Any], how: Any) -> tuple[Any, ...]:
-    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`scaled`. A gradient of
-    the tangent would take what the forward kept as constants."""
+    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`scaled`. Without
+    ``Once``, a gradient of the tangent would treat the kept gradients as constants."""
     of: Any = op.gradient
     kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
     return (apply_function(None, "Once", op.name, of.loss.along(given, kept, how[: of.loss.reads]), *operands),)

@@ -1,4 +1,5 @@
-"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. Standard library alone."""
+"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. It imports only the standard
+library."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ class Rounding:
     """Rounding to nearest in one dtype.
 
     Attributes:
-        relative: half the spacing at 1, which no rounding of a normal value x exceeds by more than relative * |x|.
-        least: half the least subnormal.
+        relative: half the spacing at 1. Rounding a normal value x changes it by at most relative * |x|.
+        least: half the smallest subnormal.
         limit: magnitude from which a value rounds to an infinity.
     """
 
@@ -30,7 +31,7 @@ class Rounding:
 
     @property
     def inner(self) -> float:
-        """The relative error of one rounding, exactly: two of them are then at most 2 * relative."""
+        """The exact relative error of one rounding. Two roundings then have at most 2 * relative."""
         return self.relative / (1 + self.relative)
 
 
@@ -64,12 +65,12 @@ VARIATIONS: Mapping[str, str] = {
     "shards": "the vocabulary, or out_features, over ranks",
     "runs": "one run and the next",
 }
-ROW = tuple(VARIATIONS)  # for what belongs to one row or sequence: all of them
+ROW = tuple(VARIATIONS)  # all variations: for results of one row or sequence
 NO_SHARDS = tuple(name for name in VARIATIONS if name != "shards")
 TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
 
 EVERY_BACKEND = "CPU = CUDA = HIP"
-ONE_ARCHITECTURE = "one architecture"  # and the CPU under `rk.arithmetic` of that architecture
+ONE_ARCHITECTURE = "one architecture"  # also the CPU under `rk.arithmetic` of this architecture
 BY_EXPONENTIAL = "CPU = CUDA = HIP; exp=hardware: one architecture"
 BY_PRODUCT = "CPU = CUDA = HIP in float32; bfloat16, float16 and exp=hardware: one architecture"
 BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, BY_PRODUCT, ONE_ARCHITECTURE)
@@ -123,7 +124,7 @@ class Bound:
         of: function of facts, given by keyword, that returns the bound. The function uses only arithmetic, so it
             accepts and returns arrays.
         text: the bound as a line of text, in Python's notation and with :data:`SHORTHAND`.
-        why: where it comes from.
+        why: where the bound comes from.
     """
 
     of: Callable[..., Any]
@@ -137,7 +138,7 @@ class Bound:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The names without a default."""
+        """The names of the facts that have no default."""
         return tuple(name for name, p in signature(self.of).parameters.items() if p.default is p.empty)
 
 
@@ -153,10 +154,10 @@ class Row:
         keeps: the VARIATIONS under which every bit stays the same.
         backends: the backends of BACKENDS whose bits are equal.
         bound: the bound against float64; for a matrix product, the bound of fused multiply-adds.
-        unit_bound: the bound for products by a matrix unit; None: the same bound.
-        rounded: whether the last step rounds the result to the dtype of the inputs. Otherwise the result is float32,
-            and the bound includes its rounding.
-        dtypes: those of the inputs.
+        unit_bound: the bound for products by a matrix unit; None: ``bound``.
+        rounded: whether the last step rounds the result to the dtype of the inputs. If not, the result is float32, and
+            the bound includes its rounding.
+        dtypes: dtypes of the inputs.
     """
 
     operator: str

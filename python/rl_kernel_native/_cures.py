@@ -1,4 +1,5 @@
-"""What to do about a refused argument. The extension and the checks say what is wrong; only errors call this module."""
+"""Says in an error what to do about a refused argument. The extension and the checks say what is wrong; this module
+runs only for errors."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ NO_ARRAY = "expected an array that speaks DLPack, got "
 _FOREIGN = "expected an array of the framework of the first argument, got "
 _ONLY_FLOAT32 = re.compile(r"expected dtype float32, got (bfloat16|u?int\d+|float16|float64)$")
 _DTYPES = re.compile(r"expected dtype .*float32.* got float64$")
-_WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # a call would write into a copy
+_WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # no remedy: the call would write into a copy
 
 
 def of_value(name: str, value: Any) -> str:
@@ -26,7 +27,7 @@ def of_value(name: str, value: Any) -> str:
 
 
 def of(name: str, value: Any, said: str) -> str:
-    """The cure for what the extension says about an argument: "; " and what to do, or empty.
+    """The remedy for what the extension says about an argument: "; " and the advice, or an empty text.
 
     Args:
         value: a torch tensor, or a trace's description of a tensor; the DLPack capsule of another framework's array; or
@@ -49,12 +50,13 @@ def of(name: str, value: Any, said: str) -> str:
 
 
 def type_error(name: str, value: Any, said: str) -> TypeError:
-    """The error of a check in Python, in the extension's words and with its remedy."""
+    """The TypeError of a check in Python, with the extension's words and with a remedy."""
     return TypeError(f"{name}: {said}{of(name, value, said)}")
 
 
 def name_fields(*kinds: type) -> None:
-    """Lets results that are named tuples answer a wrong attribute, such as a method of a tensor, with their fields."""
+    """Makes the AttributeError of a result that is a named tuple list its fields. The attribute may be a method of a
+    tensor."""
 
     def missing(self: Any, name: str) -> Any:
         kind, fields = type(self).__name__, self._fields

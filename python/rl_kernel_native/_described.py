@@ -1,4 +1,4 @@
-"""Calls of the extension with tensors that have no memory: they make every check of its arguments and run no kernel."""
+"""Calls of the extension with tensors that have no memory. Such a call checks all its arguments and runs no kernel."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from ._native import module as _C
 from ._torch import dtype_name, memory
 
-_DEVICES = {"cuda": 10 if torch.version.hip else 2}  # numbers of DLPack; every other device counts as the CPU
+_DEVICES = {"cuda": 10 if torch.version.hip else 2}  # DLPack's numbers; every other device counts as the CPU
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
 _FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")  # from code 7 on
 
 
 class _Unknown(Exception):
-    """A trace has not seen the number behind a symbol."""
+    """Raised if a trace does not know the number behind a symbol."""
 
 
 class Described:
-    """A tensor by its device, dtype, sizes and strides. The tensor itself answers all other questions."""
+    """A tensor described by its device, dtype, sizes and strides. Other attributes are read from the tensor itself."""
 
     __dlpack_c_exchange_api__ = _C.described_api()
-    is_cuda = True  # a GPU refuses no mode of exp and no unit; a trace's choice is checked when the call runs
+    is_cuda = True  # so that no exp or unit is refused: it is checked when the call runs
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -61,7 +61,8 @@ def _known(x: Any) -> Any:
 
 
 def check(call: Callable[..., Any], *arguments: Any) -> None:
-    """Raises what the extension would raise for these arguments of ``call``, unless a size is unknown."""
+    """Raises the error that the extension would raise for these arguments of ``call``. If a size is unknown, nothing is
+    checked."""
     try:
         known = _known(arguments)
     except _Unknown:

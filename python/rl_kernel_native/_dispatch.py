@@ -19,14 +19,14 @@ from . import _check, _cures
 from ._native import module as _C
 
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
-_DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # in DLPack's numbering, where CUDA's default stream is not 0
+_DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # DLPack's numbers: CUDA's default stream is not 0
 
 
 _DTYPE_CODES: dict[Any, int] = {"float32": 0, "bfloat16": 1, "float16": 2}  # the contract's DType
 
 
 def dtype_code(dtype: Any, name: str) -> int:
-    """The extension's number of float32, bfloat16 or float16, given as any framework's dtype or as its name."""
+    """The extension's number for float32, bfloat16 or float16. ``dtype`` is any framework's dtype, or a name."""
     try:
         return _DTYPE_CODES[dtype]
     except (KeyError, TypeError):
@@ -49,11 +49,11 @@ def dtype_code(dtype: Any, name: str) -> int:
 _torch_at_import = sys.modules.get("torch")
 
 
-SAME = -1  # in place of a dtype's number: the dtype of another operand
+SAME = -1  # instead of a number: the dtype of another operand
 
 
 def code_or_same(dtype: Any, name: str) -> int:
-    """The extension's number of a dtype, or SAME for None."""
+    """The extension's number for a dtype, or SAME for None."""
     return SAME if dtype is None else dtype_code(dtype, name)
 
 
@@ -67,8 +67,8 @@ def _is_torch_loaded() -> bool:
 
 
 # Sets the attribute that torch.compiler.assume_constant_result sets, without importing torch. Otherwise a trace of the
-# line above would wrap every module of the process. Such a trace would fail on lazy modules that import more when they
-# are inspected, such as the lazy modules of execnet and apipkg.
+# function above would wrap every module of the process. It would fail on lazy modules that import others when they are
+# inspected, as in execnet and apipkg.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -89,8 +89,8 @@ def is_tensor(array: Any) -> bool:
 
 
 def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing this code. A trace looks through Python's caches and warns about
-    these caches."""
+    """Whether torch.compile or torch.export is tracing this code. The result is not cached, because a trace ignores
+    Python's caches and warns about them."""
     torch = torch_module()
     return torch is not None and bool(torch.compiler.is_compiling())
 
@@ -99,7 +99,8 @@ _check.is_compiling = is_compiling
 
 
 def require_torch() -> None:
-    """Must run before the first torch tensor is passed to the extension."""
+    """Requires a torch that the extension can read. Must run before the first torch tensor is passed to the
+    extension."""
     torch: Any = torch_module()
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         raise RuntimeError(f"torch tensors need torch 2.10 or later, this is {torch.__version__}")
@@ -113,16 +114,16 @@ def match_torch_threads() -> None:
 
 
 def follow_omp_num_threads() -> None:
-    """Uses the first number of OMP_NUM_THREADS, as torch does. Any other form of the variable is left to the libraries
-    that understand it."""
+    """Uses the first number of OMP_NUM_THREADS, as torch does. Other forms of the variable are ignored here; OpenMP may
+    still read them."""
     first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     if first.isdecimal() and int(first) > 0:
         _C.set_num_threads(min(int(first), 1 << 30))
 
 
 def count_write(array: Any) -> None:
-    """Tells torch's autograd that a tensor's values changed, whatever the framework of the other arrays. A backward
-    that saved the tensor must then refuse to run."""
+    """Tells torch's autograd that a tensor's values changed, also if the call's other arrays are not torch's. A
+    backward that saved the tensor then refuses to run."""
     if is_tensor(array) and not array.is_inference():
         torch: Any = torch_module()
         torch.autograd.graph.increment_version(array)
@@ -136,7 +137,7 @@ def is_array(x: Any) -> bool:
 
 
 def namespace(array: Any, name: str) -> Any:
-    """The functions of the array's framework, if that is not torch."""
+    """The namespace with the functions of an array's framework, for frameworks except torch."""
     if isinstance(array, np.ndarray):
         return np
     require_array(array, name)
@@ -149,8 +150,8 @@ def namespace(array: Any, name: str) -> Any:
 
 
 def require_array(array: Any, name: str) -> None:
-    """Refuses values that cannot be passed as a capsule: values that are no arrays, and arrays whose memory is more
-    than numbers."""
+    """Refuses values that cannot be passed as a capsule: values that are not arrays, and arrays whose memory does not
+    hold plain numbers."""
     kind, module = type(array).__name__, type(array).__module__
     jax = sys.modules.get("jax.core")
     if isinstance(array, getattr(jax, "Tracer", ())):
@@ -175,7 +176,7 @@ def require_array(array: Any, name: str) -> None:
 
 
 def _is_numeric(dtype: np.dtype) -> bool:
-    return dtype.isnative and (dtype.kind in "biufc" or dtype.name == "bfloat16")  # bfloat16 is of kind V
+    return dtype.isnative and (dtype.kind in "biufc" or dtype.name == "bfloat16")  # bfloat16 has kind V
 
 
 def _place(array: Any, name: str) -> tuple[int, int]:
@@ -206,7 +207,7 @@ class Frame:
     """The state of one call from a framework other than torch: its arrays as capsules, its stream, and its allocation
     of outputs."""
 
-    wanted = 0  # gradients, which no other framework asks for
+    wanted = 0  # no gradients: only torch asks for them
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
@@ -221,14 +222,15 @@ class Frame:
         if self._kind == "cupy":
             with self._on_device():
                 return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-        return 0  # the legacy default stream: JAX and others order their exports before its work
+        return 0  # the legacy default stream: JAX and others finish an export before work on it
 
     def _on_device(self) -> Any:
-        """CuPy's current device decides where it allocates and which stream is current."""
+        """A context with the call's device as CuPy's current device, on which CuPy allocates and finds its current
+        stream."""
         return _cupy(self.device).cuda.Device(self._index)
 
     def export(self, array: Any, name: str) -> Any:
-        """A DLPack capsule of ``array``; numbers and None pass through."""
+        """A DLPack capsule of ``array``. Numbers and None are returned unchanged."""
         if array is None or isinstance(array, (int, float, np.number)):
             return array
         require_array(array, name)
@@ -324,7 +326,8 @@ def _numpy_dtype(name: str) -> Any:
 
 
 def _numpy_capsule(array: np.ndarray) -> Any:
-    """NumPy's capsule. NumPy cannot export ml_dtypes.bfloat16; its array gets DLPack's own code for bfloat16."""
+    """A NumPy array's capsule. NumPy cannot export ml_dtypes.bfloat16, so its bits are exported and the capsule gets
+    DLPack's code for bfloat16."""
     if array.dtype.name == "bfloat16":
         return _C.bfloat16_capsule(_plain_capsule(array.view(np.uint16)))
     return _plain_capsule(array)
@@ -333,7 +336,7 @@ def _numpy_capsule(array: np.ndarray) -> Any:
 def _plain_capsule(array: np.ndarray) -> Any:
     try:
         return array.__dlpack__(max_version=(1, 3))
-    except TypeError:  # NumPy 1: NumPy 1 has no versioned capsules
+    except TypeError:  # NumPy 1 has no versioned capsules
         pass
     if not array.flags.writeable:  # NumPy does not export read-only arrays
         array = np.asarray(_Writable(array))
@@ -343,7 +346,8 @@ def _plain_capsule(array: np.ndarray) -> Any:
 
 
 class _Writable:
-    """The memory of an array that is only read, in a form that NumPy 1 exports; it keeps the array alive."""
+    """The memory of a read-only array in a form that NumPy 1 exports. It keeps the array alive, and the call only reads
+    it."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

@@ -1,7 +1,7 @@
 """Builds everything that torch needs from an operator's description in :mod:`_operator`.
 
-It makes a schema, a kernel, a fake kernel, the eager call and its autograd Function. A second Function, with the rules
-of torch.func, serves traces and transforms.
+The parts are a schema, a kernel, a fake kernel, the eager call and its autograd Function. Traces and transforms use a
+second Function, which has the rules of torch.func.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _register(op: Operator) -> None:
         return given(found) if dtypes else None
 
     def kernel(*arguments: Any) -> Any:
-        arrays, how = apart(op, arguments)  # the extension refuses a negative bit of an array that is written
+        arrays, how = apart(op, arguments)  # the extension refuses a written array with a negative bit
         return run(tuple(x if i in op.written else memory(x) for i, x in enumerate(arrays)), how)
 
     def shapes(*arguments: Any) -> Any:
@@ -123,7 +123,7 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     of = op.gradient
     if op.has_float32:
         arrays = _of_float32(op, arrays)
-    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: of array i; negative: no direct call
+    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: for array i; negative: no direct call
     if op.in_context:
         first = arrays[op.leads] if op.has_exp else None
         device = "cpu" if first is None or first.is_cpu else device_type(first, op.arrays[op.leads].name)
@@ -155,7 +155,8 @@ def _cast(op: Operator, arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int) -> Any:
-    """The options of the backward are the forward's options, the dtype of the weight's gradient, and main_grad."""
+    """Outputs of an operator whose backward may use main_grad. The backward gets the forward's options, the dtype of
+    the weight's gradient, and main_grad."""
     if op.casts and is_autocasting():
         arrays = _cast(op, arrays)
     of: Any = op.gradient
@@ -168,7 +169,7 @@ def call_with_main_grad(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...
 
 
 def refuse_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-    """Refuses arrays that require a gradient, where the gradients are outputs."""
+    """Refuses arrays that require a gradient, for a call that returns gradients as outputs."""
     for i in op.gradient.of if op.gradient else ():
         if wants_grad(arrays[i]):
             name = op.arrays[i].label(how)
@@ -178,7 +179,7 @@ def refuse_gradients(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) 
 
 
 def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """The arrays, with the last one cast to float32 where it is a number on the device."""
+    """The arrays. If the last array is a number on the device, it is cast to float32."""
     number = arrays[-1]
     if not isinstance(number, Tensor) or number.dtype is torch.float32:
         return arrays
@@ -189,7 +190,8 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 class TensorFrame:
-    """The state of an eager call without autograd, as :class:`_dispatch.Frame` is for arrays of other frameworks."""
+    """The state of an eager call without autograd with torch tensors. :class:`_dispatch.Frame` is the same for other
+    frameworks."""
 
     allocate, stream = None, 0
 

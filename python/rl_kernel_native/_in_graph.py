@@ -1,8 +1,9 @@
-"""autograd Functions that torch.compile puts into its graph without tracing them. torch.func then finds their rules at
-run time.
+"""autograd Functions that torch.compile puts into its graph without tracing them, so that torch.func finds their rules
+at run time.
 
-Dynamo traces a Function's forward as if no transform surrounded it. Under torch.func.grad inside of a compiled function
-the Function's gradient would be zero. :data:`in_graph`, a call by name, goes into the graph as it is.
+Dynamo traces a Function's forward as if no transform surrounded it. Under torch.func.grad inside a compiled function,
+the Function's gradient would therefore be zero. :data:`in_graph`, which calls a Function by name, is put into the graph
+untraced.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def apply(name: str, *arguments: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Makes ``in_graph`` when Dynamo first looks for it. Making it earlier would load Dynamo, which adds 1.4 s to every
-    import."""
+    """Makes ``in_graph`` when Dynamo first looks for it. If it were made at import, it would load Dynamo, which takes
+    1.4 s."""
     if name != "in_graph":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = torch.compiler.allow_in_graph(apply)

@@ -1,7 +1,8 @@
 """Checks of the arguments of rk.jax while JAX traces a call, when shapes, dtypes and Python values are known.
 
-Each check calls the operator itself on an array without rows, so that the operator writes the messages. The number of
-rows is compared here. A later error would be an INTERNAL error of JAX, with the traceback of its callback.
+Each check calls the operator itself on an array without rows, so the operator writes the error messages. Only the
+number of rows is compared here. An error at run time would be an INTERNAL error of JAX, with the traceback of its
+callback.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Kind = tuple[tuple[int, ...], Any]
 
 
 def array(name: str, value: Any) -> Any:
-    """A JAX array, traced or not, from one of JAX or NumPy."""
+    """The value as a JAX array, traced or not. A NumPy array is converted."""
     if isinstance(value, jax.Array):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
@@ -37,7 +38,7 @@ def kind(value: Any) -> Kind:
 
 
 def not_traced(name: str, value: Any, wanted: str) -> Any:
-    """Refuses a value that only a run of the compiled function would know."""
+    """Refuses a traced value, which is known only when the compiled function runs."""
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
             f"{name}: expected a Python {wanted}, which has no gradient, got a traced JAX value; close over it, or "
@@ -47,7 +48,7 @@ def not_traced(name: str, value: Any, wanted: str) -> Any:
 
 
 def number(name: str, value: Any) -> float:
-    """Returns a Python number. Converts an array of one element that is not traced."""
+    """The value as a Python number. An untraced array of one element is converted."""
     value = not_traced(name, value, "number")
     if isinstance(value, jax.Array) and value.shape == ():
         value = value.item()
@@ -59,20 +60,21 @@ def flag(name: str, value: Any) -> bool:
 
 
 def _no_rows(of: Kind) -> np.ndarray:
-    """An array with no rows, otherwise of this kind."""
+    """An array of this kind, but without rows."""
     shape, dtype = of
     return np.empty((0, shape[-1]) if shape else (), dtype)
 
 
 def _one_row(of: Kind) -> np.ndarray:
-    """An array of this kind, all of whose rows share the memory of one row."""
+    """An array of this kind in which all rows have the same memory."""
     shape, dtype = of
     row = np.zeros(shape[-1:], dtype)
     return np.lib.stride_tricks.as_strided(row, shape, (*(0,) * (len(shape) - 1), *row.strides))
 
 
 def _of_rows(name: str, of: Kind, rows: Kind, of_rows: str) -> np.ndarray:
-    """An array without rows, made after the array's shape was compared with the shape of the rows."""
+    """An array without rows, for an array with one value per row. First its shape is compared with the shape of
+    ``rows``."""
     if of[0] != rows[0][:-1]:
         wanted = f"{list(rows[0][:-1])} ({of_rows} without the last dimension)"
         raise ValueError(f"{name}: expected shape {wanted}, got {list(of[0])}")

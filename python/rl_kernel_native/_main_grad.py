@@ -1,5 +1,5 @@
-"""main_grad: memory to which backward adds the gradient of a weight. This module says which buffers are allowed, and
-when they are written."""
+"""main_grad: memory to which backward adds the gradient of a weight. This module decides which buffers are allowed, and
+when backward writes them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_
 
 
 def check(main_grad: Any, weight: Any, **operands: Any) -> None:
-    """Refuses a main_grad that a forward cannot accept. ``operands`` are the forward's other arguments, which backward
-    may read after it has written main_grad. The extension refuses a weight that is not a tensor."""
+    """Refuses a main_grad that a forward cannot accept. ``operands`` are the forward's other arguments: their memory
+    must not overlap main_grad, because backward may read them after it has written main_grad. A weight that is not a
+    tensor passes, because the extension refuses it."""
     if not isinstance(main_grad, Tensor):
         raise TypeError(f"main_grad: expected a torch.Tensor, got {type(main_grad).__name__}")
     if is_compiling() or functorch_active():
@@ -56,7 +57,7 @@ def check(main_grad: Any, weight: Any, **operands: Any) -> None:
 
 
 def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
-    """The dtype in which the gradient of weight leaves backward."""
+    """The dtype in which backward returns the gradient of weight."""
     if code < 0 or not isinstance(weight, Tensor):
         return weight.dtype if isinstance(weight, Tensor) else None
     dtype = DTYPES[code]
@@ -81,7 +82,8 @@ def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
 
 
 def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and past the last one; both 0 for a tensor without its own memory."""
+    """Addresses of the first byte and of the byte after the last one; both are 0 for a tensor without memory of its
+    own."""
     try:
         first = tensor.data_ptr()
     except RuntimeError:
@@ -94,8 +96,8 @@ def _addresses(tensor: Tensor) -> tuple[int, int]:
 
 def is_asked_for(node: Any, main_grad: Any = None) -> bool:
     """Whether the running backward wants the gradient of a node of ``ctx.next_functions``, which has one node per input
-    tensor. ``needs_input_grad`` only has forward's knowledge; backward(inputs=...) and torch.autograd.grad may ask for
-    less. For a leaf, torch.autograd.grad answers with an exception."""
+    tensor. ``needs_input_grad`` says only what forward knew; backward(inputs=...) and torch.autograd.grad may ask for
+    fewer gradients. For a leaf that torch.autograd.grad asks for, torch raises an exception instead of an answer."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
     except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
@@ -118,7 +120,8 @@ def are_all_asked_for(ctx: Any) -> bool:
 
 
 def refuse_create_graph(main_grad: Tensor | None) -> None:
-    """Checks every backward with a main_grad, because a later backward would add its part to ``weight.grad``."""
+    """Refuses create_graph in a backward with a main_grad, because the second backward would add its part to
+    ``weight.grad``."""
     if main_grad is not None and is_grad_enabled():
         raise ValueError("main_grad: a gradient that is added to it has no derivative; backward without create_graph")
 

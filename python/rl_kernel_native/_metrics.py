@@ -16,15 +16,15 @@ def is_divisor(x: Any) -> Any:
 
 
 class DenominatorStatus(enum.IntFlag):
-    """Status of a loss whose denominator is on the device; without a bit, the loss is valid."""
+    """Status of a loss whose denominator is on the device. If no bit is set, the loss is valid."""
 
     ZERO = 1  # nothing to divide by: loss and gradients are 0
     NOT_A_DIVISOR = 2  # negative, subnormal, infinite or NaN: the loss is NaN
 
     @staticmethod
     def of(denominator: Any) -> Any:
-        """The status bits of an array's elements, int32 on its device; nothing waits. This serves any operator with a
-        denominator.
+        """The status bits of an array's elements, int32 on its device. Nothing waits for the device. Use it for any
+        operator with a denominator.
 
         Example:
             >>> rk.DenominatorStatus.of(torch.tensor([7.0, 0.0, -3.0, torch.nan]))
@@ -53,11 +53,12 @@ class MetricVector:
 
     @property
     def denominator_status(self) -> Any:
-        """Bits of :class:`DenominatorStatus`, one int32 on the device; for metrics that have a denominator."""
+        """Bits of :class:`DenominatorStatus`, one int32 on the device. Only metrics with a denominator have this
+        status."""
         return DenominatorStatus.of(self.denominator)
 
     def asdict(self) -> dict[str, float]:
-        """All metrics as Python numbers; this waits for the device."""
+        """All metrics as Python numbers. The call waits for the device."""
         return dict(zip(self.names, (float(x) for x in self.vector.tolist()), strict=True))
 
     def _shown(self) -> dict[str, str]:
@@ -67,6 +68,6 @@ class MetricVector:
     def __repr__(self) -> str:
         try:
             shown = self._shown()
-        except Exception:  # a fake or a traced tensor has no values to show, and printing such a tensor is no error
+        except Exception:  # a fake or traced tensor has no values, but printing it must not fail
             return f"{type(self).__name__}({self.vector!r})"
         return f"{type(self).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"

@@ -17,12 +17,12 @@ except ImportError as error:  # pragma: no cover - needs a broken installation
 
 module: Any  # type: ignore[no-redef]
 
-_KINDS = re.compile(r"arg\d*: (?:(bool|float|int|str)\b)?")  # nanobind's names of object types change with its version
+_KINDS = re.compile(r"arg\d*: (?:(bool|float|int|str)\b)?")  # nanobind's names of object types differ between versions
 _declared: dict[str, str] = {}
 
 
 def _takes(function: Any) -> str:
-    """Kinds of a function's arguments in order, such as "object*2, int"."""
+    """The kinds of a function's arguments, in order, such as "object*2, int"."""
     kinds = [kind or "object" for kind in _KINDS.findall(function.__nb_signature__[0][0])]
     runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
     return ", ".join(kind if count == 1 else f"{kind}*{count}" for kind, count in runs)
@@ -36,8 +36,8 @@ def _refuse(wanted: str, found: str) -> None:
 
 
 def functions(**takes: str) -> Any:
-    """The extension, once each named function takes what the text says: each module declares the functions that it
-    calls.
+    """Returns the extension after a check that each named function takes the arguments in its text. Each module
+    declares the functions that it calls.
 
     Raises: ImportError for an extension that was built from other sources.
     """
@@ -77,5 +77,6 @@ functions(  # functions that belong to no operator
 
 
 def architectures(prefix: str = "") -> list[str]:
-    """GPU architectures with machine code in this build that begin with a prefix, such as ``["sm_80", "sm_90a"]``."""
+    """GPU architectures for which this build has machine code and whose names begin with ``prefix``, such as
+    ``["sm_80", "sm_90a"]``."""
     return [name for name in str(module.architectures).split() if name.startswith(prefix)]

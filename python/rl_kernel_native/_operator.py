@@ -1,7 +1,8 @@
 """An operator as data: its arrays, options, outputs, extension functions and derivatives.
 
-From it :mod:`_engine` builds all that torch asks for. These parts are the schema, the fake kernel, the eager call,
-autograd and the rules of torch.func and torch.compile. :mod:`_call` calls the operator from any framework.
+From this description, :mod:`_engine` builds everything that torch needs: the schema, the fake kernel, the eager call
+and autograd. It also builds the rules of torch.func and torch.compile. :mod:`_call` calls the operator with arrays of
+any framework.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ._native import module as _C
 
 Dtype = str | int | Callable[[tuple[Any, ...]], int | None] | None
 
-OPERATORS: list[Operator] = []  # all of them, in the order of their modules
+OPERATORS: list[Operator] = []  # all operators, in the order of their modules
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Array:
     """An operand.
 
     Attributes:
-        name: its name in the schema, and in errors unless ``called`` gives another.
-        called: its name in errors, from the options and, if they are known, the arrays.
-        written: whether the operator writes it; the operator then allocates no outputs.
-        is_float32: whether a real number on the device, of any dtype, is cast to float32; for the last array alone.
-        number: the schema's type of a number that may replace the array; the schema has both.
-        listed: name of the schema's list of tensors that has the array; a list is the schema's first argument.
+        name: its name in the schema; also in errors if ``called`` gives no other name.
+        called: a function that returns its name in errors, from the options and, if known, the arrays.
+        written: whether the operator writes the array; the operator then allocates no outputs.
+        is_float32: whether a real number on the device, of any dtype, is cast to float32; only for the last array.
+        number: the schema's type of a number that may replace the array. The schema then has both arguments.
+        listed: name of the schema's list of tensors to which the array belongs. A list is the schema's first argument.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Array:
     @staticmethod
     def all_of(given: Array | str) -> list[Array]:
         """The arrays of a text such as "x, bias?, cache!, seed|SymInt": ? marks an optional array, and ! an array that
-        is written. The type after | is that of a number that may replace the array."""
+        is written. The type after | is the type of a number that may replace the array."""
         if isinstance(given, Array):
             return [given]
         parts = [text.partition("|") for text in given.split(", ")]
@@ -52,7 +53,7 @@ class Array:
 
     @staticmethod
     def list_of(name: str, most: int) -> list[Array]:
-        """A list of one array or more."""
+        """The arrays of a list with one to ``most`` arrays."""
         return [Array(f"{name}[{i}]", optional=i > 0, listed=name) for i in range(most)]
 
     def label(self, how: tuple[Any, ...], arrays: Sequence[Any] = ()) -> str:
@@ -65,7 +66,7 @@ def products(call: Any, d: Any, kept: Sequence[Any], how: tuple[Any, ...]) -> Se
 
 
 def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """The transpose of :func:`products`."""
+    """The transpose of :func:`products`: the sum of each kept gradient times its tangent."""
     found = kept[0].new_zeros(())
     for g, t in zip(kept, tangents, strict=True):
         if g is not None and t is not None:
@@ -75,17 +76,17 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
 
 @dataclass(frozen=True)
 class Loss:
-    """What :func:`kept` describes. A backward multiplies the kept gradients by the incoming gradient. There is no
-    second derivative.
+    """A loss whose forward keeps its gradients, for :func:`kept`. A backward multiplies the kept gradients by the
+    incoming gradient. There is no second derivative.
 
     Attributes:
         outputs: number of outputs in front of the gradients: the loss, then constants.
-        incoming: name of the gradient that comes in.
+        incoming: name of the incoming gradient.
         reads: number of options that are passed to ``scale`` and ``along``.
         scale: a function that returns gradients. Its arguments are a function that calls operators, the incoming
-            gradient, what the forward kept and those options.
-        along: a function that returns the loss's tangent from tangents of ``of`` or None, what the forward kept and
-            those options.
+            gradient, what the forward kept and the first ``reads`` options.
+        along: a function that returns the loss's tangent. Its arguments are tangents of ``of`` or None, what the
+            forward kept and the first ``reads`` options.
     """
 
     outputs: int
@@ -119,14 +120,14 @@ class Composed:
     Attributes:
         of: positions of the arrays that may have a gradient.
         composed: a function of the arrays ``of`` and the options. It computes the call's first outputs
-            by torch's operators. None where ``backward`` and ``tangents`` are given.
+            by torch's operators. None if ``backward`` and ``tangents`` are given.
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.
         prepared: a function of arrays, options and needed gradients that returns the options of an eager forward with a
-            backward. If it is None, these are the schema's options.
-        eager: a function that returns the autograd Function of eager calls, for an operator so short that the engine's
-            general one would add a tenth to its time.
+            backward. None: the options stay those of the schema.
+        eager: a function that returns the autograd Function of eager calls. Short operators have one, because the
+            engine's general Function would add a tenth to their time.
         backward: a function that returns the gradients of ``of``, None for unwanted gradients. Its arguments are a
             function that calls operators, the incoming gradients or None, the kept arrays, the options and which
             gradients are wanted. None: use ``composed``.
@@ -134,20 +135,21 @@ class Composed:
             operators, tangents and arrays of ``of``, and the options. None: use ``composed``.
         asked: a function of arrays and options that tells whether outputs after the first are asked for. Otherwise
             autograd sees only the first output.
-        accumulates: position of the array whose gradient is added to a ``main_grad``. The
-            array ``main_grad`` is the last option, and no schema has it.
-        beside: position of an array whose gradient is cheap, and computed whenever the gradient of ``accumulates`` is.
+        accumulates: position of the array whose gradient is added to a ``main_grad``. ``main_grad`` is the last option
+            of an eager call, and is in no schema.
+        beside: position of an array whose cheap gradient is computed together with the gradient of ``accumulates``.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
-            front, and their dimensions. None: one call for each element.
+            front, and their dimensions. None: each element gets its own call.
         once: text of the error for an eager backward with create_graph; "" if the backward has derivatives.
-        constants: text of the error for a gradient of another array; "" selects the text of every operator. With None,
-            other arrays are results of a forward, whose derivatives come through ``of``.
+        constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. None: such
+            arrays are results of a forward, and their derivatives pass through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         likes: positions of arrays whose :class:`Like` a backward reads in front of the kept arrays.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
-        loss: what :func:`kept` says.
-        no_tangent: text of the error for a tangent of another array; "" selects the text of every operator.
-        dims: most dimensions that kernels read at any stride; the last must be contiguous. None: they read any strides.
+        loss: the :class:`Loss` of :func:`kept`.
+        no_tangent: text of the error for a tangent of an array outside ``of``; "" selects the common text.
+        dims: the most dimensions that kernels read with any strides; the last dimension must be contiguous. None:
+            kernels read any number of dimensions with any strides.
         as_kept: whether ``backward`` reads kept arrays with any strides, so that a trace copies none, and incoming
             gradients unchanged. Without this flag, incoming gradients are cast to the dtype of the first kept array.
     """
@@ -181,7 +183,7 @@ def linear(
 ) -> Composed:
     """Derivatives of an operator that is linear in the arrays ``of``.
 
-    The operator itself maps tangents. The operator's transpose, which is also linear, maps gradients.
+    The operator itself maps tangents, and its transpose, which is also linear, maps gradients.
 
     Args:
         along: a function that returns tangents of the first outputs, or gradients of ``of``. Its arguments are: a
@@ -202,8 +204,8 @@ def linear(
 def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
     """Derivatives of a loss whose forward also computes its gradients.
 
-    ``native`` takes further options: for each array ``of``, whether its gradient is wanted. Without these options it
-    computes the gradients of all arrays that are present.
+    ``native`` takes further options: for each array ``of``, whether its gradient is wanted. Without these options,
+    ``native`` computes the gradients of all arrays that are present.
     """
 
     def read(arrays: Any, outputs: Any) -> Sequence[Any]:
@@ -214,7 +216,7 @@ def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
 
 
 def declared(options: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """A function that gives options the types that a schema declares. Errors name the option."""
+    """A function that converts options to the types that a schema declares. Errors name the option."""
     parts = tuple(tuple(option.split()) for option in options.split(", "))
     return lambda how: tuple(_declared(kind, name, x) for (kind, name), x in zip(parts, how, strict=True))
 
@@ -237,26 +239,27 @@ def _declared(kind: str, name: str, x: Any) -> Any:
 
 @dataclass(eq=False)
 class Operator:
-    """One operator. Arrays and options always stand in the order of its description.
+    """One operator. Arrays and options are always in the order of this description.
 
     Attributes:
-        arrays: operands. A description may give texts for arrays that :meth:`Array.all_of` understands.
+        arrays: operands. A text in the form of :meth:`Array.all_of` may replace arrays.
         options: the options in the schema's form.
         outputs: a function of arrays and options that returns each output's shape, or None for an output that is not
             asked for. If left out, every output has the shape of the leading array.
-        dtypes: one for each output: a name; None for the dtype of the leading array; or the position of an array. It
-            may also be a function of the options that returns the extension's number or None.
-        native: a function of arrays, options, allocate and stream. It returns the outputs, or None where it writes
-            arrays instead. If left out, the extension's function of the operator's name.
+        dtypes: one entry for each output. An entry is a dtype's name, None for the dtype of the leading array, or the
+            position of the array that has the dtype. It may also be a function of the options that returns the
+            extension's number or None.
+        native: a function of arrays, options, allocate and stream. It returns the outputs, or None if it writes arrays
+            instead. Default: the extension's function with the operator's name.
         gradient: None for an operator without gradients, which treats its inputs as detached.
-        schema_options: a function that converts options to the schema's form, for operators whose ``native`` accepts
-            other forms too. If it is None, :func:`declared` checks options by the types that ``options`` declares.
+        schema_options: a function that converts options to the schema's form, for operators whose ``native`` also
+            accepts other forms. None: :func:`declared` converts options to the types that ``options`` declares.
         follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
-        leads: position of the array whose device and framework the others must have.
+        leads: position of the leading array: all other arrays must have its device and framework.
         sharded: end of the error for a DTensor, which names the call to use instead.
-        flops: a function of the arrays' shapes that returns the count for torch's FlopCounterMode.
-        main_grad_call: the function that takes a main_grad for callers without autograd.
+        flops: a function of the arrays' shapes that returns the number of operations for torch's FlopCounterMode.
+        main_grad_call: name of the function to which callers without autograd pass a main_grad.
         function: the Function of eager calls, once the engine has registered the operator.
     """
 
@@ -288,7 +291,7 @@ class Operator:
         self.has_exp = "int exp" in names
         self.num_options = len(names) if self.options else 0
         self.num_listed = sum(bool(a.listed) for a in self.arrays)
-        self.is_schema = not self.num_listed and not any(a.number for a in self.arrays)  # with these arrays, one by one
+        self.is_schema = not self.num_listed and not any(a.number for a in self.arrays)  # with exactly these arrays
         self.has_float32 = self.arrays[-1].is_float32
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
         name = self.name
@@ -304,8 +307,8 @@ class Operator:
     def into(self, at: int) -> Operator:
         """The operator that adds output ``at`` to main_grad, its first array, and returns the other outputs.
 
-        This function lacks the option for the dtype of that output. ``native`` gets None for this option, and main_grad
-        by name.
+        The new operator does not have the option for the dtype of output ``at``. ``native`` gets None for this option,
+        and main_grad by name.
         """
         options = self.options.split(", ")
         place = next((i for i, option in enumerate(options) if option.startswith("ScalarType")), len(options))
@@ -332,7 +335,7 @@ class Operator:
         )
 
     def resolved(self, how: tuple[Any, ...], device: str, is_compiling: bool = False) -> tuple[Any, ...]:
-        """The options, with the extension's numbers for ``exp`` and for a ``unit`` of None.
+        """The options, in which the extension's numbers replace ``exp`` and a ``unit`` of None.
 
         The context ``rk.arithmetic`` decides these numbers; a compiled call reads it when it runs."""
         found = list(how)

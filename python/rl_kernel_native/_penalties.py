@@ -21,7 +21,7 @@ def _is_finite(x: float) -> bool:
 
 
 def _arrays(name: str, given: Any, names: tuple[str, ...], at_least: int) -> tuple[Any, ...]:
-    """The arrays of a CSR; an omitted optional array is None."""
+    """The arrays of a CSR structure; an omitted optional array is None."""
     if given is None:
         return (None,) * len(names)
     if not isinstance(given, (tuple, list)) or not at_least <= len(given) <= len(names):
@@ -42,7 +42,7 @@ NAMES = (
 def penalties_of(
     repetition_penalty: Any, presence_penalty: Any, frequency_penalty: Any, history: Any, logit_bias: Any
 ) -> tuple[Any, ...] | None:
-    """The extension's arguments in the order of NAMES, or None if there is neither history nor bias."""
+    """The extension's arguments in the order of NAMES, or None if no history and no bias is given."""
     given = (
         number_or_rows(
             "repetition_penalty",

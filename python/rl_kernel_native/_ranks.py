@@ -1,5 +1,5 @@
 """Batches that are split over the ranks of a process group. Shares are gathered in rank order, so a statistic has the
-bits of one rank with the whole batch. A rank's share may be empty."""
+same bits as on one rank with the whole batch. A rank's share may be empty."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from . import _torch
 
 
 def require_group(group: Any) -> None:
-    kind: Any = getattr(distributed, "ProcessGroup", ())  # it is missing in a torch built without distributed
+    kind: Any = getattr(distributed, "ProcessGroup", ())  # missing in a torch without distributed
     if not isinstance(group, kind):
         raise TypeError(f"process_group: expected a torch.distributed.ProcessGroup, got {type(group).__name__}")
 
 
 def require_shares(group: Any, **arrays: Any) -> None:
-    """Checks before a collective, because after a later error the other ranks would wait forever."""
+    """Checks the group and this rank's arrays before a collective. If one rank raised an error later, the other ranks
+    would wait forever."""
     require_group(group)
     if distributed.get_rank(group) < 0:
         raise ValueError("process_group: expected a group with this rank in it, got one without")
@@ -31,7 +32,7 @@ def require_shares(group: Any, **arrays: Any) -> None:
 
 
 def sizes(group: Any, *of_rank: Any, like: Tensor) -> list[list[int]]:
-    """These numbers of every rank, as one list per rank. The host waits for the device once."""
+    """The numbers ``of_rank`` of every rank, one list per rank. The host waits for the device once."""
     own = torch.stack([torch.as_tensor(n, dtype=torch.int64, device=like.device) for n in of_rank])
     found = [torch.empty_like(own) for _ in range(distributed.get_world_size(group))]
     distributed.all_gather(found, own, group=group)
@@ -40,7 +41,8 @@ def sizes(group: Any, *of_rank: Any, like: Tensor) -> list[list[int]]:
 
 
 def gathered(group: Any, share: Tensor, counts: list[int], width: int | None = None) -> Tensor:
-    """The shares of all ranks; rank r has ``counts[r]`` rows. Rows are padded with zeros to ``width`` columns."""
+    """The shares of all ranks, of which rank r has ``counts[r]`` rows. With ``width``, rows are padded with zeros to
+    ``width`` columns."""
     shape = (max(counts), *share.shape[1:]) if width is None else (max(counts), width)
     own = share.new_zeros(shape)
     own[tuple(slice(n) for n in share.shape)] = share

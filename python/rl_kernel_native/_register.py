@@ -1,9 +1,9 @@
-"""How an operator is registered with torch: schema, kernel, fake kernel, derivatives, and numbers that a trace leaves
-open.
+"""Registers an operator with torch: schema, kernel, fake kernel, derivatives, and open numbers, whose values a trace
+does not fix.
 
-A schema's ``float`` makes torch.compile compile again for each value. A ``Scalar`` also takes a number that a trace
-leaves open. Such a number travels as a float64 tensor in the last argument ``open_numbers``; its own argument holds
-NaN, which every operator refuses from a user.
+A schema's ``float`` makes torch.compile compile again for each value. A ``Scalar`` also accepts an open number. An open
+number is passed as a float64 tensor in the last argument ``open_numbers``. In its place in the arguments is NaN, a
+value that every operator refuses from a user.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ LIBRARY = torch.library.Library("rl_kernel_native", "FRAGMENT")
 
 
 class _Unknown(float):
-    """The value of an open number that a fake kernel sees: it is in the range of every check."""
+    """The value that a fake kernel sees for an open number: it is in the range of every check."""
 
 
 UNKNOWN = _Unknown(1.0)
 
-_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; no entry if it has none
+_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; operators without any are absent
 
 
 def define(schema: str) -> None:
-    """Makes an operator known; its numbers are ``float``, ``float?`` or ``float[]``."""
+    """Defines an operator from a schema in which numbers have the types ``float``, ``float?`` or ``float[]``."""
     name, _, rest = schema.partition("(")
     arguments, _, results = rest.partition(") -> ")
     found = arguments.split(", ")
@@ -54,9 +54,9 @@ def fake(name: str, kernel: Callable[..., Any]) -> None:
 
 def implement(name: str, kernel: Any, differentiable: Any = None, direct: Any = None) -> None:
     """Registers an operator's kernel. ``differentiable`` computes the same by autograd Functions, for a graph that was
-    exported without them. If it is None, a call that would lose a derivative is an error. A call that would lose a
-    derivative is also an error under a transform of torch.func, which must reach the Function before the operator.
-    ``direct`` is the kernel for plain tensors."""
+    exported without these Functions. If it is None, a call that would lose a derivative is an error. Under a transform
+    of torch.func, such a call is always an error, because the transform must reach the Function first. ``direct`` is
+    the kernel for plain tensors."""
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(name, _known(name, kernel, _value), key)
     operator = getattr(torch.ops.rl_kernel_native, name).default
@@ -82,8 +82,8 @@ def implement(name: str, kernel: Any, differentiable: Any = None, direct: Any = 
 
 
 def _skip_dispatcher(name: str, operator: Any, direct: Any) -> None:
-    """Lets calls of an operator with plain tensors, as a compiled graph makes them, reach ``direct`` without the
-    dispatcher, which costs more than such a call. ``_op`` is what an OpOverload calls."""
+    """Lets calls with plain tensors, as in a compiled graph, reach ``direct`` without the dispatcher, which takes more
+    time than such a call itself. An OpOverload calls its ``_op``."""
     dispatched, count = operator._op, len(operator._schema.arguments) - (name in _numbers)
 
     def called(*arguments: Any, **named: Any) -> Any:
@@ -112,8 +112,9 @@ def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any])
 
 
 def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
-    """The arguments of a trace in the kernel's form: each open number is multiplied into a tensor, a form that torch's
-    own pass knows. NaN marks its place in the arguments, so a caller's NaN also travels in a tensor."""
+    """The arguments of a trace in the kernel's form. Each open number becomes a tensor by a product, a form that
+    torch's own pass knows. NaN marks its place in the arguments, so a NaN from the caller is also passed as a
+    tensor."""
     tensors: list[Tensor] = []
     is_open = False
 
@@ -132,7 +133,7 @@ def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
 
 
 def _value(tensors: Iterator[Tensor], x: Any) -> Any:
-    """A number, which may be inside a tensor."""
+    """The value of a number. NaN means that the next tensor holds it."""
     if x is None:
         return None
     tensor = next(tensors, None) if x != x else None
@@ -188,7 +189,8 @@ def is_number(x: Any) -> bool:
 
 
 def as_schema(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
-    """Arrays in the schema's form: a list holds its arrays, and an array that may be a number is followed by it."""
+    """Arrays in the schema's form. Listed arrays are in one list. An array that a number may replace is followed by an
+    argument for the number."""
     if op.is_schema:
         return arrays
     first = op.num_listed

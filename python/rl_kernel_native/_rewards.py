@@ -27,7 +27,7 @@ def as_float32(array: Any, name: str, like: Any = None) -> Any:
 
 
 def as_integers(array: Any, name: str, like: Any = None) -> Any:
-    """A list of whole numbers as int64, in NumPy or as a tensor on the device of `like`; anything else is returned
+    """A list of whole numbers as int64: a NumPy array, or a tensor on the device of `like`. Any other value is returned
     unchanged."""
     if not isinstance(array, (list, tuple)):
         return array

@@ -1,5 +1,5 @@
-"""Frameworks' corrections for the sampling engine, by the frameworks' own configuration names; a part of
-``presets``."""
+"""Corrections for the sampling engine, as frameworks define them and under their configuration names. This module is a
+part of ``presets``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _positive(name: str, value: Any) -> float:
 
 
 def _numbers(name: str, text: Any, most: int) -> list[float]:
-    """ "lower_upper", or a number; all numbers positive."""
+    """The positive numbers in a text "lower_upper", or one number."""
     try:
         parts = [float(x) for x in str(text).split("_")]
     except ValueError:
@@ -59,14 +59,15 @@ def verl_rollout_correction(
     """verl's ``algorithm.rollout_correction`` as arguments of :func:`importance_weights` (verl 0.9.1:
     verl/trainer/ppo/rollout_corr_helper.py).
 
-    Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the mask
-    as its ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights: use the mask alone, and
-    a spec without ``rollout_is``. In bypass mode, ``logprob`` is the current policy's, as is the numerator of the
-    loss's ratio: use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with ``old_logprob=rollout_logprob``.
-    ``rollout_is_batch_normalize`` takes the mean over this call; verl takes it over all ranks.
+    Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the
+    returned mask as the loss's ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights:
+    use only the mask, and a spec without ``rollout_is``. In bypass mode, ``logprob`` is that of the current policy, in
+    the weights and in the loss's ratio. Then use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with
+    ``old_logprob=rollout_logprob``. ``rollout_is_batch_normalize`` divides by the mean over this call; verl takes the
+    mean over all ranks.
 
     Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
-        ``rollout_rs_threshold`` then has one value for each or one for all, ``"0.5_2.0,0.01"``.
+        ``rollout_rs_threshold`` then has one value for each criterion, as in ``"0.5_2.0,0.01"``, or one value for all.
     Returns: keyword arguments.
     Raises: ValueError for a value that verl does not know.
     Source: docs/objectives/rollout_correction.md.
@@ -122,8 +123,8 @@ def slime_mis(
     """The MIS of slime and vime as arguments of :func:`importance_weights` (slime 2026-08:
     examples/train_infer_mismatch_helper/mis.py).
 
-    Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the mask as its
-    ``mask``. Mode ``"mask"`` removes tokens from the loss and leaves the weights unchanged.
+    Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the returned mask as the
+    loss's ``mask``. Mode ``"mask"`` removes tokens from the loss and leaves the weights unchanged.
 
     Args: as slime's mis.yaml names them; a ``mis_lower_bound`` of None means ``1 / mis_upper_bound``, as slime intends.
     Returns: keyword arguments.

@@ -21,7 +21,7 @@ get_num_threads, set_num_threads = torch.get_num_threads, _C.set_num_threads
 
 
 def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Outputs of a traced or transformed call, and the gradients of a loss."""
+    """The outputs of a traced or transformed call. For a loss, they include its gradients."""
     require(op, arrays, how)
     return applied(op, arrays, how)
 
@@ -39,7 +39,7 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
             given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
             found = getattr(_ops, op.name)(*given, *how)
     else:
-        more = () if op.gradient.accumulates is None else more  # others have options for eager calls alone
+        more = () if op.gradient.accumulates is None else more  # others have these options only in eager calls
         operator = functools.partial(registered, op) if op.num_listed else getattr(_ops, op.name)
         found = apply_function(operator, title(op), *arrays, *how, more=more)
     outputs = found if isinstance(found, tuple) else (found,)

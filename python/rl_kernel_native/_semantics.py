@@ -1,4 +1,4 @@
-"""The meaning of a log-probability, as data: both sides of a comparison state it."""
+"""The meaning of a log-probability, as data. Both sides of a comparison declare it."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class LogprobSemantics:
     """The distribution that a log-probability refers to. The fields have the names and defaults of :func:`sample`'s
     arguments, plus the logits' dtype.
 
-    Two semantics are equal if they mean the same numbers. Floats are compared as float32, ``raw`` equals the defaults,
-    and ``order`` does not matter if only a temperature is set. A comparison of log-probabilities
+    Two semantics are equal if they describe the same distribution. Floats are compared as float32, ``raw`` equals the
+    defaults, and ``order`` does not matter if only a temperature is set. A comparison of log-probabilities
     (:func:`mismatch_metrics`, :func:`importance_weights`, :func:`policy_loss`, ``rlk compare``) takes the semantics of
-    both sides and refuses two that differ.
+    both sides, and raises an error if they differ.
 
     Attributes:
         logits_dtype: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
-        raw: True for the unprocessed logits at temperature 1; every other argument then has its default.
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: as in the
-            draw.
-        logit_bias, allowed: whether there were any.
+        raw: True for the unprocessed logits at temperature 1. The arguments of the draw then have their defaults.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: as in the draw
+            (:func:`sample`).
+        logit_bias, allowed: whether the draw had a logit bias, or a mask of allowed tokens.
     Raises: TypeError for a type, ValueError for a value or for an argument together with ``raw``.
     Example:
         >>> stamp = rk.LogprobSemantics(logits_dtype="bfloat16", temperature=0.7, top_p=0.9)
@@ -75,7 +75,7 @@ class LogprobSemantics:
             if type(value) not in (int, float):
                 raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
             if name != "top_k":
-                value = _check.single(name, value, allows, expected)  # the number and the float32 that it becomes
+                value = _check.single(name, value, allows, expected)  # checks the number and its float32 value
                 object.__setattr__(self, name, struct.unpack("f", struct.pack("f", value))[0])
             elif not allows(_check.integer64(name, value)):
                 raise ValueError(f"{name}: expected {expected}, got {_check.shown(value)}")
@@ -111,7 +111,8 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def require_same_semantics(semantics: Any) -> None:
-    """Refuses a pair (the trainer's, the engine's) with different meanings; None makes no claim."""
+    """Refuses a pair (the trainer's semantics, the engine's semantics) that differ. None is accepted: nothing is
+    declared."""
     if semantics is None:
         return
     if not isinstance(semantics, (tuple, list)) or len(semantics) != 2:

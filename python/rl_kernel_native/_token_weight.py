@@ -11,7 +11,8 @@ from ._metrics import is_divisor
 
 
 def checked(token_weight: Any, like: Any, name: str) -> Any:
-    """Checks a constant with the shape, framework and device of ``like``; errors call it ``name``."""
+    """Checks that token_weight is a constant with the shape, framework and device of ``like``. ``name`` is the name of
+    ``like`` in errors."""
     if not _dispatch.is_array(like):
         return token_weight  # the error about `like` comes first
     if _dispatch.is_tensor(like) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
@@ -37,8 +38,9 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
 def weighed(
     token_weight: Any, like: Any, name: str, mask: Any, cu_seqlens: Any, counts_tokens: bool, mean: bool
 ) -> tuple[Any, Any]:
-    """The weights, and the sum of the batch's weights by the order of rule 10 if the loss ``counts_tokens``. With
-    ``mean``, weights are multiplied by a sequence's number of tokens and divided by the sum of its weights."""
+    """The weights, and the sum of the batch's weights in the order of rule 10 if ``counts_tokens``, else None. With
+    ``mean``, each weight is multiplied by the number of tokens of its sequence and divided by the sum of the sequence's
+    weights."""
     from .ops.sequence_logprob import sequence_logprob
 
     weight = checked(token_weight, like, name)
@@ -46,8 +48,8 @@ def weighed(
         return weight, None
     fits = mask is None or not _dispatch.is_array(mask) or _check.shape_of(mask) == tuple(weight.shape)
     if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
-        return weight, None  # the loss refuses the weight with an error about the loss's arguments
-    dense: Any = weight  # the operator refuses a bad layout under its own name
+        return weight, None  # the loss itself refuses such a weight
+    dense: Any = weight  # the loss refuses a bad layout, under the argument's name
     if _dispatch.is_tensor(weight):
         dense = weight.contiguous()
     elif isinstance(weight, np.ndarray):

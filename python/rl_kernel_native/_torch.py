@@ -1,5 +1,5 @@
-"""What every torch path asks of torch: whether a call may skip the dispatcher, where a tensor lives, how an operator is
-registered and its autograd Function applied."""
+"""What calls with torch tensors need: whether a call may skip the dispatcher, on which device a tensor is, and how a
+registered operator's autograd Function is applied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from . import _in_graph
 from ._native import module as _C
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # index: the extension's number of the dtype
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the index is the extension's number for the dtype
 CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -31,14 +31,15 @@ _GPU = "rocm" if torch.version.hip else "cuda"
 
 
 def is_direct(*tensors: Any) -> bool:
-    """Whether a call may skip the dispatcher: nothing traces or transforms it, and memory holds the tensors' numbers.
-    The extension decides this, because a call costs as much as its checks, and the extension refuses values that are
-    not tensors."""
+    """Whether a call may skip the dispatcher: nothing traces or transforms the call, and memory holds the tensors'
+    numbers. The extension checks this, because checks in Python would take as long as the call. It refuses values that
+    are not tensors."""
     return not is_read_by_dynamo() and _C.wanted_gradients(tensors) >= 0
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
-    """Whether a backward may skip the dispatcher: its gradients may be of another kind than the forward's inputs."""
+    """Whether a backward may skip the dispatcher. It is checked again, because a gradient may be another kind of tensor
+    than the forward's inputs."""
     return not is_read_by_dynamo() and _C.is_direct_gradient(dy)
 
 
@@ -53,7 +54,8 @@ def wants_grad(*tensors: Any) -> bool:
 def lost_derivative(tensor: Any) -> str | None:
     """Describes the derivative of a tensor that an operator without derivatives would lose.
 
-    A trace reveals no tangents. Only a view reveals that torch.func.grad wants a gradient in its argument."""
+    In a trace, tangents are not visible. That torch.func.grad wants a gradient in its argument is visible only in a
+    view of the argument."""
     if not isinstance(tensor, Tensor):
         return None
     if wants_grad(tensor.view_as(tensor) if is_compiling() and is_grad_enabled() else tensor):
@@ -64,8 +66,8 @@ def lost_derivative(tensor: Any) -> str | None:
 
 
 class Eager(torch.autograd.Function):
-    """A Function for calls that :func:`is_direct` allows. The Function's ``run`` is ``apply`` without the checks for
-    torch.func, which were already made; they take a third of an empty Function's time."""
+    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the checks for torch.func,
+    which are already done. These checks would take a third of an empty Function's time."""
 
     run: ClassVar[Any]
 
@@ -80,8 +82,9 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, ...] = ()) -> Any:
-    """The autograd Function that :mod:`_in_graph` knows as ``name``. Dynamo puts the operator into its graph, and the
-    operator's derivative is again the Function. ``more`` has the arguments that only the Function takes."""
+    """Applies the autograd Function that :mod:`_in_graph` knows as ``name``. Under Dynamo, the registered operator goes
+    into the graph, and its derivative is again this Function. ``more`` holds the arguments that only the Function
+    takes."""
     if not is_read_by_dynamo():
         return _in_graph.apply(name, *arguments, *more)
     if operator is None or functorch_active() or forward_ad._current_level >= 0 or torch.compiler.is_exporting():
@@ -90,8 +93,8 @@ def apply_function(operator: Any, name: str, *arguments: Any, more: tuple[Any, .
 
 
 def autocast(*operands: Any) -> tuple[Any, ...]:
-    """Casts the operands of a matrix product as torch.autocast does for torch's own products, with its dtype on its
-    device. The first operand decides the device. Values that are not tensors, or have other dtypes, pass unchanged.
+    """Casts the operands of a matrix product as torch.autocast does for torch's own products. The first operand decides
+    the device. Values that are not tensors, or have other dtypes, pass unchanged.
     """
     first = operands[0]
     kind = first.device.type if isinstance(first, Tensor) else ""
@@ -109,8 +112,9 @@ def autocast_hint() -> str:
 
 
 def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None, **required: Any) -> None:
-    """For a call through the dispatcher, whose own words for a wrong argument are about schemas. The first decides on
-    the device. ``sharded``: the call that a DTensor's owner may use instead."""
+    """Refuses arguments that are no valid tensors, before a call through the dispatcher, whose own errors speak of
+    schemas. The first argument decides the device. ``sharded``: the end of the error for a DTensor, which names another
+    call."""
     if not is_compiling() and _is_jit_tracing():
         raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
     first = next(iter(required.values()))
@@ -120,7 +124,7 @@ def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None
         if type(tensor).__name__ == "DTensor":
             raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){sharded}")
         if not isinstance(tensor, Tensor):
-            # The extension's message for None, which any framework's call may reach.
+            # None may come from a call of any framework, so its message is the extension's.
             wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
             cure = "; for one row, torch.tensor(3)" if name == "target" and tensor is not None else ""
             raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}{cure}")
@@ -143,7 +147,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def memory(x: Any) -> Any:
-    """A kernel's operand: a tensor with its numbers in memory; any other value passes."""
+    """An operand for a kernel: the tensor with its numbers in memory. Any other value is returned unchanged."""
     return x.resolve_neg().detach() if isinstance(x, Tensor) else x
 
 
@@ -158,8 +162,8 @@ def readable(tensor: Tensor, dims: int | None = 3) -> Tensor:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """A derivative of forward mode. Its zeros may have no memory (ZeroTensor): torch makes them where one factor of a
-    product has no tangent, and would hand them to a kernel as one expanded element."""
+    """A tangent of forward mode, in memory. If one factor of a product has no tangent, torch makes zeros without memory
+    (a ZeroTensor). A kernel would get such zeros as one expanded element, so they are copied."""
     inner = tensor
     while _is_wrapped(inner):
         inner = torch._C._functorch.get_unwrapped(inner)
@@ -167,8 +171,8 @@ def with_memory(tensor: Tensor) -> Tensor:
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int | None = 3) -> Tensor:
-    """A tensor of autograd as an operand: rounded to ``dtype``, and copied if its strides need it. Kernels read up to
-    ``dims`` dimensions, with any strides before a contiguous last one."""
+    """A gradient as an operand: rounded to ``dtype``, and copied if kernels cannot read its strides. Kernels read up to
+    ``dims`` dimensions with any strides, if the last dimension is contiguous."""
     if is_compiling():  # a trace may not read strides in a backward; a contiguous tensor is unchanged
         return dy.to(dtype).contiguous()
     if dy.layout is not torch.strided:

@@ -1,5 +1,5 @@
-"""rk.trace records which operators of a model ran, where, by which kernel plans and how often, including replays of
-CUDA graphs."""
+"""rk.trace records which operators of a model ran, on which backend, by which kernel plans and how often. It counts
+replays of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ._native import functions
 
 _C = functions(note_plans="bool", take_plans="")
 
-# Operators of a model's forward, log-probabilities, sampling and loss, by the extension's functions.
+# The recorded operators (a model's forward, log-probabilities, sampling and loss), each with its functions of the
+# extension.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "attention": ("attention", "attention_eager"),
     "embedding": ("embedding", "embedding_eager"),
@@ -68,11 +69,11 @@ class Trace:
 
     @property
     def plans(self) -> dict[str, dict[str, dict[str, int]]]:
-        """The same calls by operator, backend and kernel plan.
+        """Calls that ran, by operator, backend and kernel plan.
 
-        A plan is the text by which the library names its choice: a kernel and its tile on a GPU, an instruction set and
-        the arithmetic of products on a CPU. A call that needs several kernels names each, joined by ``" + "``; a call
-        without elements runs none, and its plan is ``""``. Every plan has the same bits.
+        A plan is a text that names how the library computed a call: a kernel and its tile on a GPU, an instruction set
+        and the arithmetic of products on a CPU. If a call needs several kernels, the plan names all of them, joined by
+        ``" + "``. A call without elements runs no kernel, and its plan is ``""``. All plans give the same bits.
         """
         found: dict[str, dict[str, dict[str, int]]] = {}
         for (operator, backend, plan), count in sorted(self._calls.items()):
@@ -93,12 +94,12 @@ def trace() -> Iterator[Trace]:
 
     The trace records the forwards of ``attention``, ``embedding``, ``kv_cache_append``, ``linear``, ``linear_logprob``,
     ``logprob``, ``policy_loss``, ``rms_norm``, ``rope``, ``sample`` and ``silu_mul``, eager or inside a compiled
-    function. Calls that a CUDA graph captures inside the context count at each replay. A trace observes the whole
-    process; only one can be open. Around a step of a trainer it shows whether :func:`enable` is active.
+    function. Calls that a CUDA graph captures inside the context are counted at each replay. A trace observes the whole
+    process, so only one trace can be open. A trace around a step of a trainer shows whether :func:`enable` is active.
 
-    Yields: a :class:`Trace`, whose ``calls`` and ``plans`` grow.
+    Yields: a :class:`Trace`, whose ``calls`` and ``plans`` grow with every call.
     Raises: RuntimeError inside another trace.
-    Source: this library's own; comparisons use it to name the operators of each side.
+    Source: specific to this library; ``rlk align`` uses it to name the operators of each side.
     Example:
         >>> with rk.trace() as found:
         ...     y = rk.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
@@ -133,9 +134,9 @@ def _replace(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
 
 def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[..., Any]:
     def counted(*arguments: Any) -> Any:
-        _C.take_plans()  # entries that earlier calls left
+        _C.take_plans()  # drops the plans of earlier calls
         result = own(*arguments)
-        # After NotImplemented the call takes the general path, which counts it. While torch traces, no kernel runs.
+        # After NotImplemented, the call takes the general path, which counts it. In a torch trace, no kernel runs.
         if result is not NotImplemented and not _is_described(arguments):
             found.count(operator, _backend(arguments), " + ".join(_C.take_plans()))
         return result
@@ -155,14 +156,14 @@ def _backend(arguments: tuple[Any, ...]) -> str:
 
 
 def _is_described(arguments: tuple[Any, ...]) -> bool:
-    """Whether a call has tensors without memory, so that the call ran no kernel (_described.py)."""
+    """Whether a call had tensors without memory, and therefore ran no kernel (_described.py)."""
     return any(
         _is_described(x) if isinstance(x, tuple) else isinstance(getattr(x, "layout", None), bytes) for x in arguments
     )
 
 
 def _first_tensor(arguments: tuple[Any, ...]) -> Any:
-    """The first tensor, also inside of tuples, in which attention passes its arrays."""
+    """The first tensor. Tuples are searched too, because attention passes its arrays in tuples."""
     for argument in arguments:
         found = _first_tensor(argument) if isinstance(argument, tuple) else argument
         if _dispatch.is_tensor(found):

@@ -1,4 +1,4 @@
-"""Rules of torch.func that operators share: batches, and derivatives that are composed of torch's own operators.
+"""Rules for torch.func that operators share: rules for batches, and derivatives composed of torch's own operators.
 
 Operator descriptions import this module without loading torch."""
 
@@ -25,8 +25,8 @@ def batched(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[A
 
 
 def rows(*places: int, alone: Callable[[Any], bool] = lambda inputs: False) -> Any:
-    """A batch rule: in the arrays at ``places`` the batch becomes one more dimension of rows. Each element is
-    called alone if another input has a batch, or if ``alone(inputs)`` is true."""
+    """A batch rule: in the arrays at ``places``, the batch becomes one more dimension of rows. If another input has a
+    batch, or ``alone(inputs)`` is true, each element gets its own call."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if alone(inputs) or any(type(d) is int and i not in places for i, d in enumerate(dims)):
@@ -46,12 +46,12 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     """Calls once for each element of the batch, and stacks the outputs, a tensor or a tuple of tensors."""
     import torch
 
-    in_dims = [d if type(d) is int else None for d in in_dims]  # a list of numbers has a list of dimensions: none
+    in_dims = [d if type(d) is int else None for d in in_dims]  # for a list of numbers, vmap gives a list: no batch
 
     def element(i: int) -> Any:
         return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
 
-    if info.batch_size == 0:  # one element of zeros gives the form of the result
+    if info.batch_size == 0:  # a call with zeros gives the form of the result
         inputs = [
             x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
             for x, d in zip(inputs, in_dims, strict=True)
@@ -65,7 +65,7 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
 
 
 def in_batches(apply: Callable[..., Any], batch: Any = None) -> Callable[..., Any]:
-    """A Function's batch rule: the description's if it has one, else one call per element."""
+    """A Function's batch rule: the rule ``batch`` if the description has one, else one call per element."""
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
         found = None if batch is None else batch(info, in_dims, inputs, apply)
@@ -78,7 +78,7 @@ def in_batches(apply: Callable[..., Any], batch: Any = None) -> Callable[..., An
 
 
 def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any], words: str = "") -> None:
-    """Refuses tangents of constants: their part of the derivative would be lost."""
+    """Refuses tangents of constants, because their part of the derivative would be lost."""
     words = words or f"has a tangent, and {operator} has no derivative in it"
     for name, tangent in zip(names, tangents, strict=True):
         if tangent is not None:
@@ -86,7 +86,7 @@ def refuse_tangents(operator: str, names: Sequence[str], tangents: Sequence[Any]
 
 
 def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tuple[Tensor, ...]) -> list[Any]:
-    """Gradients of a function that returns a tuple, in the tensors that are present; None for missing tensors."""
+    """Gradients of a function that returns a tuple, one for each tensor; None for a tensor that is None."""
     import torch
 
     call, primals = _where_present(function, tensors)
@@ -96,10 +96,10 @@ def pulled(function: Callable[..., Any], tensors: Sequence[Any], cotangents: tup
 
 
 def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Tensor, ...]:
-    """Tangents of a function that returns a tuple; None means zeros.
+    """Tangents of a function that returns a tuple. A tangent of None means zeros.
 
-    The derivative of a pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in the
-    caller's forward mode, which torch refuses inside a compiled function."""
+    The derivative of the pullback in its cotangents is the pushforward. ``torch.func.jvp`` would nest forward mode in
+    the caller's forward mode, which torch refuses inside a compiled function."""
     import torch
 
     call, primals = _where_present(function, tensors)
@@ -112,7 +112,7 @@ def pushed(function: Callable[..., Any], tensors: Sequence[Any], tangents: Seque
 
 
 def _where_present(function: Callable[..., Any], tensors: Sequence[Any]) -> tuple[Callable[..., Any], list[Tensor]]:
-    """The function restricted to the tensors that are present, and these tensors."""
+    """The function restricted to the tensors that are not None, and these tensors."""
 
     def call(*present: Tensor) -> Any:
         left = iter(present)

@@ -1,7 +1,7 @@
 """Types of public signatures, for type checkers and readers: arrays of any framework, and results that contain them.
 
-For a type checker, torch in gives torch out, NumPy in gives NumPy out, and JAX in gives JAX out. Any other array that
-supports DLPack comes back as an :class:`AnyArray`.
+For a type checker, results have the type of the arguments if these are torch's, NumPy's or JAX's arrays. For other
+arrays that support DLPack, results have the type :class:`AnyArray`.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ import importlib.metadata
 import warnings
 from collections.abc import Iterator
 
-# Removing one variant removes files of the others.
+# Uninstalling one variant removes files of the others, so all must be uninstalled.
 REMEDY = "uninstall all of them, then install the one you want"
 
 NAMES = ("rl-kernel-native", "rl-kernel-cpu", "rl-kernel-cu124", "rl-kernel-cu130", "rl-kernel-rocm6")
 
 
 def installed() -> list[str]:
-    """``["rl-kernel-cpu 0.1.0"]``; empty in a source tree."""
+    """The installed distributions, such as ``["rl-kernel-cpu 0.1.0"]``; empty in a source tree."""
     found = []
     for name in NAMES:
         try:
@@ -25,7 +25,7 @@ def installed() -> list[str]:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that installs an extra of the installed distribution; in a source tree, the command for a clone."""
+    """The command that installs an extra for the installed distribution, or, in a source tree, for a clone."""
     found = [name.split()[0] for name in installed()]
     if found and found[0] != NAMES[0]:
         return f'pip install "{found[0]}[{extra}]"'
@@ -33,7 +33,7 @@ def how_to_install(extra: str) -> str:
 
 
 def how_to_build(variant: str) -> str:
-    """The remedy for a build that lacks a backend; no index has wheels."""
+    """The remedy for a build without a certain backend. It builds from source, because no package index has wheels."""
     return (
         "uninstall it, and in a clone of the repository run: "
         f"pip install . --config-settings=cmake.define.RLK_VARIANT={variant} (docs/build.md)"
@@ -42,7 +42,8 @@ def how_to_build(variant: str) -> str:
 
 @contextlib.contextmanager
 def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
-    """Around imports of other packages: a missing one becomes an error that names it and its installation.
+    """A context around imports of other packages. If a package is missing, the error names it and says how to install
+    it.
 
     Args:
         expected: the expected package, such as ``"rk.nn: expected torch 2.10 or newer"``.
@@ -61,8 +62,8 @@ def needed(expected: str, cure: str, *modules: str) -> Iterator[None]:
 
 
 def missing_module(error: BaseException) -> str | None:
-    """The module that an import did not find. Lazy packages, such as transformers, raise an error without the module's
-    name, from an error with the name."""
+    """The name of the module that an import did not find. Lazy packages, such as transformers, raise an error without
+    the name, whose cause has the name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
@@ -75,7 +76,8 @@ INSTALL_TORCH = "pip install 'torch>=2.10'"
 
 
 def warn_of_conflict(loaded: str) -> None:
-    """A RuntimeWarning if several are installed. ``loaded`` is the variant of the imported extension."""
+    """Issues a RuntimeWarning if several distributions are installed. ``loaded`` is the variant of the imported
+    extension."""
     found = installed()
     if len(found) > 1:
         warnings.warn(

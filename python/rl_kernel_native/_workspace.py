@@ -18,14 +18,14 @@ class WorkspaceStats(NamedTuple):
 def workspace_stats(*, reset: bool = False) -> dict[str, WorkspaceStats]:
     """The workspace that calls took from the caller's allocator.
 
-    The workspace is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool). The allocator keeps the
-    memory that a call gave back, and any operator's next call may get it. A second call of the same size therefore
-    allocates nothing, and between calls other code may use the memory.
+    The workspace is the framework's own memory (torch's caching allocator, JAX's, CuPy's pool). The allocator keeps
+    memory that a call has returned, and the next call of any operator may get this memory. A second call of the same
+    size therefore allocates nothing, and between calls other code may use the memory.
 
     Args:
         reset: whether to reset the counts to 0 afterwards.
     Returns: ``{"cuda:0": WorkspaceStats(calls, last_bytes, most_bytes)}``, one entry for each device on which a call
-        took workspace. Memory that the CPU backend allocates itself is not counted.
+        took workspace. Memory that the CPU backend itself allocates is not counted.
     Example:
         >>> _ = rk.workspace_stats(reset=True)
         >>> rk.workspace_stats()  # since then no call took any

@@ -1,13 +1,13 @@
-"""The meaning of "aligned", as data. For every output of every operator, it says which variations keep the bits, and
-how far the output may otherwise be off a float64 evaluation of its inputs. `rlk contract` prints it. The doctor's
-self-tests and the tests of every operator take their bounds from here alone. This module needs only the standard
+"""The meaning of "aligned", as data. For every output of every operator, this module says which variations keep the
+bits, and how far the output may differ from a float64 evaluation of its inputs. `rlk contract` prints the table. The
+doctor's self-tests and the tests of every operator take all their bounds from this module. It imports only the standard
 library, and no operator.
 
-Each module `ops/<op>.py` enters the rows of its operator by :func:`add_rows`. Bounds that several operators share are
-here.
+Each module `ops/<op>.py` adds the rows of its operator with :func:`add_rows`. Bounds that several operators share are
+in this module.
 
-A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text of the same formula. A
-result that is rounded to its dtype at the end may also be off by that rounding: :meth:`Row.allowed` adds it.
+A bound is a function of named facts (:data:`FACTS`), which are numbers or arrays, and a text of the same formula. If a
+result is rounded to its dtype at the end, :meth:`Row.allowed` adds the error of this rounding.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def larger(a: Any, b: Any) -> Any:
 
 def off_dlogits(of_log_p: Any, of_entropy: Any, of_cap: Any, p: Any, log_p: Any, spread: Any, given: Any,
                  given_entropy: Any, given_target: Any, uncapped: Any, cap_slope: Any, slope: Any) -> Any:  # fmt: skip
-    """Error of a logit's gradient, computed from the errors of ln p, of the entropy and of the softcap's slope (the
-    first three arguments)."""
+    """Error of a logit's gradient. The first three arguments are the errors of ln p, of the entropy and of the
+    softcap's slope."""
     off = p * (given * of_log_p + given_entropy * (spread * of_log_p + of_log_p + of_entropy))
     off = off + p * (given + given_entropy * (log_p + spread)) * 5e-7 + given_target * 3e-7
     return slope * (cap_slope * off + uncapped * of_cap + (given + given_entropy) * 1e-35)
@@ -126,7 +126,7 @@ def roundings(count: int, why: str) -> Bound:
 OF_TOKENS: dict[str, Any] = {
     "backends": EVERY_BACKEND, "rounded": False, "keeps": NO_SHARDS, "dtypes": ("float32",),
 }  # fmt: skip
-BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # variations that change no bit of a batch's results
+BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # keep the bits of results of a batch
 TOKEN_SUMS: dict[str, Any] = {"kind": "token sum", "backends": EVERY_BACKEND, "keeps": TOKEN_SUM}
 COMPOSED: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("runs",), "dtypes": ("float32",)}
 
@@ -142,14 +142,14 @@ def _twice_stock(output: str, measured: float) -> Bound:
     )
 
 
-# Error of stock torch (transformers, bfloat16, default attention) on the model and text of consistency/digest.
-# Against float64 from the same weights: torch 2.13.0 on an x86-64 CPU with AVX-512.
-# tests/tools/test_contract_chain.py measures it again.
+# Error of stock torch (transformers, bfloat16, default attention) against float64, for the model and text of
+# consistency/digest. Measured with torch 2.13.0 on an x86-64 CPU with AVX-512. tests/tools/test_contract_chain.py
+# measures it again.
 STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582
 STOCK_KL_K3 = 4.07e-5
 STOCK_CLIP_FRACTION = 0.0
-# Allowed error of a chain of this library's operators on that model and text.
+# Allowed error of a chain of this library's operators for the same model and text.
 MAX_DLOGP = 2 * STOCK_MAX_DLOGP
 MEAN_DLOGP = 2 * STOCK_MEAN_DLOGP
 KL_K3 = 2 * STOCK_KL_K3
@@ -176,7 +176,7 @@ ROWS: list[Row] = []
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Enters an operator's rows: each module of ops calls it once with the rows of its outputs."""
+    """Adds an operator's rows to the table. Each module of ops calls it once with the rows of its outputs."""
     ROWS.extend(rows)
 
 
@@ -189,7 +189,7 @@ def operators() -> tuple[str, ...]:
 
 
 def rows_of(operator: str) -> tuple[Row, ...]:
-    """All rows of an operator, or of all operators with a contract's stem; empty for another name."""
+    """All rows of an operator, or of all operators whose contract has this stem; empty for an unknown name."""
     return tuple(row for row in ROWS if operator in (row.operator, row.stem))
 
 
@@ -232,5 +232,5 @@ def as_json(names: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def digest() -> str:
-    """The digest of the whole table. Two processes with different digests did not follow the same contract."""
+    """The digest of the whole table. Two processes with different digests follow different contracts."""
     return hashlib.sha256(json.dumps(as_json(), sort_keys=True).encode()).hexdigest()

@@ -33,13 +33,14 @@ class Device(NamedTuple):
     name: str  # "cpu", "cuda:0"
     kind: str  # "cpu", "cuda", "rocm"
     model: str = ""
-    capability: tuple[int, int] | None = None  # CUDA devices alone
-    architecture: str | None = None  # ROCm devices alone: "gfx942"
+    capability: tuple[int, int] | None = None  # only for CUDA devices
+    architecture: str | None = None  # only for ROCm devices, such as "gfx942"
     memory_gib: float | None = None
 
 
 def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
-    """Everything that the doctor knows, as one JSON object. ``warm`` adds :func:`compiled_ahead` for the GPUs."""
+    """The whole report, as one JSON object. With ``warm``, it also has the results of :func:`compiled_ahead` for the
+    GPUs."""
     torch = _import_torch()
     _dispatch.match_torch_threads()
     found, note = gpus(torch)
@@ -76,7 +77,8 @@ def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
 
 
 def versions(torch: Any) -> dict[str, str | None]:
-    """Version of the package, of Python and of each array framework; None where absent. It imports no framework."""
+    """Versions of the package, of Python and of each array framework; None for an absent framework. The function
+    imports no framework."""
     found: dict[str, str | None] = {
         "rl_kernel_native": __version__,
         "variant": variant,
@@ -86,14 +88,14 @@ def versions(torch: Any) -> dict[str, str | None]:
     for name in _PEERS:
         found[name] = _version_of(name)
     if torch is not None:
-        found["torch"] = str(torch.__version__)  # this names the build, "+cpu" or "+cu130"; metadata may not
+        found["torch"] = str(torch.__version__)  # with the build, "+cpu" or "+cu130", which metadata may lack
     return found
 
 
 def _version_of(module: str) -> str | None:
     if importlib.util.find_spec(module) is None:
         return None
-    for distribution in (module, f"{module}-cuda12x", f"{module}-cuda13x"):  # CuPy's wheels have the toolkit's name
+    for distribution in (module, f"{module}-cuda12x", f"{module}-cuda13x"):  # CuPy's wheels name the toolkit
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -121,7 +123,7 @@ def nvidia_driver() -> str | None:
 
 
 def gpus(torch: Any) -> tuple[list[Device], str]:
-    """GPUs as torch sees them, else as the driver does, and a sentence that says how this went."""
+    """The GPUs that torch sees, else those that the driver sees, and a sentence that says how they were found."""
     if torch is not None and torch.cuda.is_available():
         kind = "rocm" if torch.version.hip else "cuda"
         found = []
@@ -161,7 +163,7 @@ def _hip_gpus() -> tuple[list[Device], str]:
 
 
 def _driver_gpus() -> tuple[list[Device], str]:
-    """NVIDIA GPUs through the driver's C interface."""
+    """NVIDIA GPUs found through the driver's C interface."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -189,7 +191,7 @@ def _driver_gpus() -> tuple[list[Device], str]:
 
 
 def backend(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
-    """The backend that an operator would use on ``device``, or None if it would raise, and the reason."""
+    """The backend that an operator would use on ``device``, or None if it would raise an error, and the reason."""
     built = _native.architectures() if architectures is None else architectures
     chosen, why = _choose(device, built)
     return {"device": device.name, "backend": chosen, "why": why}
@@ -231,8 +233,9 @@ print(time.perf_counter() - began)
 
 
 def compiled_ahead(device: Device, architectures: list[str] | None = None) -> dict[str, Any]:
-    """Makes the driver compile all kernels into its cache, if this build has PTX for a GPU and no machine code. A
-    process loads all kernels at its start. ``again_s`` is the time that the next process needs for the same call."""
+    """If this build has PTX for a GPU but no machine code, makes the driver compile all kernels into its cache.
+    ``first_s`` is the time of a process that loads all kernels; ``again_s`` is the time that the next process takes for
+    the same call."""
     row: dict[str, Any] = {"device": device.name, "first_s": None, "again_s": None, "error": None}
     chosen, row["why"] = _choose(device, _native.architectures() if architectures is None else architectures)
     if chosen is None or _PTX not in row["why"]:
@@ -251,7 +254,7 @@ def compiled_ahead(device: Device, architectures: list[str] | None = None) -> di
 
 
 def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Whether cuBLAS GEMMs of this process sum in the order of docs/numerics.md, fact 1."""
+    """Whether GEMMs of cuBLAS in this process sum in the order of docs/numerics.md, fact 1."""
     state: dict[str, Any] = {name: environment.get(name) for name in _blas.CANONICAL}
     wrong = _blas.wrong_settings(environment)
     state["batch_invariant"] = not wrong
@@ -266,7 +269,7 @@ def cublas_workspace(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def linear_engine(device: Device) -> str:
-    """What engine="auto" of linear may use on a GPU."""
+    """The kernels that linear may use on a GPU with engine="auto"."""
     served = backend(device)["backend"]
     if served is None or device.kind != "cuda":
         return "native kernels" if served else "none"
@@ -298,7 +301,7 @@ def _tests(
         try:
             for check in run(torch, device.name, device.capability):
                 yield {**common, **check._asdict()}
-        except Exception as error:  # a crash of an operator is a finding, not the doctor's own failure
+        except Exception as error:  # an operator that fails is a finding, not a failure of the doctor
             detail = f"{type(error).__name__}: {error}"
             yield {**common, "check": "runs at all", "passed": False, "detail": detail, "seconds": 0.0}
 
@@ -333,7 +336,8 @@ def _sections(report: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, 
 
 
 def _self_tests(tests: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """A line for each test that did not pass, then one for all operators of a device that passed the same test."""
+    """One line for each test that did not pass, then one line for all operators of a device that passed the same
+    test."""
     rows, passed = [], dict[tuple[str, str], list[Mapping[str, Any]]]()
     for test in tests:
         said = f"{test['check']}; {test['detail']}"
@@ -357,7 +361,7 @@ def _of_warm(row: Mapping[str, Any]) -> str:
 
 
 def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One line for each device and backend, with its operators if it does not serve all of them."""
+    """One line for each device and backend. It names the operators if the backend does not compute all of them."""
     served: dict[tuple[str, str, str], list[str]] = {}
     for operator, rows in operators.items():
         for row in rows:

@@ -1,7 +1,9 @@
-"""Differentiable calls for JAX: ``rk.jax.logprob`` and the others work in ``jit`` and ``grad``, with the bits of torch.
+"""Differentiable calls for JAX: functions such as ``rk.jax.logprob`` work in ``jit`` and ``grad``, and give the same
+bits as in torch.
 
-``import rl_kernel_native.jax``, or ``rk.jax`` after ``import rl_kernel_native as rk``. Needs JAX. Each call leaves the
-graph through ``jax.pure_callback`` and computes on the CPU backend: arrays on a GPU are copied to the host and back.
+``import rl_kernel_native.jax``, or ``rk.jax`` after ``import rl_kernel_native as rk``. The module needs JAX. Each call
+leaves the graph through ``jax.pure_callback`` and computes on the CPU backend. Arrays on a GPU are copied to the host
+and back.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ _C = functions(linear_logprob_backward="object*5, int, object*2, int")
 
 
 def _call(function: Callable[..., Any], shapes: Any, *arrays: Any) -> Any:
-    """Calls `function` on the host with NumPy arrays, from inside the graph; a vmap calls it once for each element."""
+    """Calls `function` on the host with NumPy arrays, from inside the graph. Under vmap it is called once for each
+    element."""
 
     def on_host(*given: Any) -> Any:
         return function(*(None if array is None else np.asarray(array) for array in given))
@@ -39,12 +42,12 @@ def _like(array: Any, shape: tuple[int, ...] | None = None, dtype: Any = None) -
 
 
 def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any], *, arrays: int) -> Callable[..., Any]:
-    """A function of `arrays` arrays, then options, with a gradient for JAX.
+    """A function that JAX can differentiate. Its arguments are `arrays` arrays, then options.
 
     Args:
-        forward: the same arguments to the result and what backward needs.
-        backward: options, what forward kept, which arrays JAX asks a gradient of, and the result's gradient; to a
-            gradient or None for each array.
+        forward: takes these arguments, and returns the result and what backward needs.
+        backward: takes the options, what forward kept, which arrays need a gradient, and the result's gradient. It
+            returns a gradient or None for each array.
     """
 
     def result(*given: Any) -> Any:
@@ -53,12 +56,12 @@ def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any], *
     def forward_of_asked(*given: Any) -> Any:
         operands = given[:arrays]
         found, saved = forward(*(None if x is None else x.value for x in operands), *given[arrays:])
-        # JAX would trace flags; () and None are structure, which stays static.
+        # JAX would trace flags. Instead, () and None mark the arrays: they are structure, which stays static.
         return found, (saved, tuple(None if x is None or not x.perturbed else () for x in operands))
 
     def backward_of_asked(*given: Any) -> Any:
         *options, (saved, asked), gradient = given
-        if isinstance(gradient, jax.custom_derivatives.SymbolicZero):  # the result's use has no gradient
+        if isinstance(gradient, jax.custom_derivatives.SymbolicZero):  # the result gets no gradient
             return (None,) * arrays
         return backward(*options, saved, tuple(x is not None for x in asked), gradient)
 
@@ -91,7 +94,8 @@ _logprob = _differentiable(_logprob_forward, _logprob_backward, arrays=2)
 
 
 def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
-    """:func:`rl_kernel_native.logprob`, differentiable in ``logits``; forward and gradient have the bits of torch.
+    """:func:`rl_kernel_native.logprob`, differentiable in ``logits``. Forward and gradient have the same bits as in
+    torch.
 
     Args:
         logits: ``[..., vocab_size]``, float32, bfloat16 or float16.
@@ -135,7 +139,8 @@ _linear = _differentiable(_linear_forward, _linear_backward, arrays=3)
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """:func:`rl_kernel_native.linear`, differentiable in all three: ``x @ weight.T + bias`` in one order of summation.
+    """:func:`rl_kernel_native.linear`, differentiable in ``x``, ``weight`` and ``bias``: ``x @ weight.T + bias`` with
+    one fixed order of summation.
 
     Args:
         x: ``[..., in_features]``, float32, bfloat16 or float16.
@@ -178,7 +183,7 @@ def _linear_logprob_backward(temperature: float, logits_dtype: str, saved: Any, 
 def _gradients_on_host(
     hidden: Any, weight: Any, target: Any, lse: Any, gradient: Any, temperature: float, logits_dtype: str, asked: Any
 ) -> Any:
-    """The gradients of hidden and weight as NumPy arrays, or None where not asked."""
+    """The gradients of hidden and weight as NumPy arrays, or None for a gradient that is not asked for."""
     frame = _dispatch.Frame(hidden, "hidden")
     _dispatch.match_torch_threads()
     operands = {"hidden": hidden, "weight": weight, "target": target, "lse": lse, "gradient": gradient}
@@ -200,8 +205,8 @@ _linear_logprob = _differentiable(_linear_logprob_forward, _linear_logprob_backw
 def linear_logprob(
     hidden: Any, weight: Any, target: Any, *, temperature: float = 1.0, logits_dtype: Any = "float32"
 ) -> Any:
-    """:func:`rl_kernel_native.linear_logprob`, differentiable in ``hidden`` and ``weight``, without the logits in
-    memory; forward and gradients have the bits of torch.
+    """:func:`rl_kernel_native.linear_logprob`, differentiable in ``hidden`` and ``weight``, without all logits in
+    memory. Forward and gradients have the same bits as in torch.
 
     Args:
         hidden: ``[..., in_features]``, float32, bfloat16 or float16.
@@ -250,7 +255,7 @@ _rms_norm = _differentiable(_rms_norm_forward, _rms_norm_backward, arrays=2)
 def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = False) -> Any:
     """:func:`rl_kernel_native.rms_norm`, differentiable in ``x`` and ``weight``.
 
-    Args: as for that function; ``eps`` and ``round_before_weight`` are Python values.
+    Args: as for :func:`rl_kernel_native.rms_norm`; ``eps`` and ``round_before_weight`` are Python values.
     Returns: shape and dtype of ``x``.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.rms_norm`, when JAX traces the call.
 
@@ -288,9 +293,9 @@ def policy_loss(
     Args:
         logprob, old_logprob, advantage, mask: as for :func:`rl_kernel_native.policy_loss`, without ``cu_seqlens``:
             ``[num_tokens]`` is one sequence.
-        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy, rollout weights and selected tokens, whose
-            arrays this call does not take. :func:`rl_kernel_native.policy_loss_and_grad` takes them, outside of jit and
-            grad.
+        spec: a :class:`rl_kernel_native.PolicySpec` without KL, entropy, rollout weights and selected tokens, because
+            this function does not accept their arrays. Outside of jit and grad,
+            :func:`rl_kernel_native.policy_loss_and_grad` accepts these arrays.
         denominator: as for :func:`rl_kernel_native.policy_loss`, a Python number or None.
     Returns: a float32 scalar.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.policy_loss`, when JAX traces the call.

@@ -1,6 +1,6 @@
 """Torch modules that use this library's operators, with the names, parameters and checkpoints of torch's own modules.
 
-``import rl_kernel_native.nn``, or ``rk.nn`` after ``import rl_kernel_native as rk``. Needs torch.
+``import rl_kernel_native.nn``, or ``rk.nn`` after ``import rl_kernel_native as rk``. The module needs torch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["Embedding", "Linear", "LinearLogprob", "RMSNorm"]
 
 
 def _main_grad(parameter: Tensor) -> Tensor | None:
-    """The float32 gradient buffer that a trainer attached to a parameter; backward adds the parameter's gradient to
-    it."""
+    """The float32 gradient buffer that a trainer has attached to a parameter, or None. Backward adds the parameter's
+    gradient to this buffer."""
     buffer: Tensor | None = getattr(parameter, "main_grad", None)
     return buffer
 
@@ -28,7 +28,7 @@ def _main_grad(parameter: Tensor) -> Tensor | None:
 class Linear(torch.nn.Linear):
     """torch.nn.Linear computed by :func:`rl_kernel_native.linear`: a row has the same bits in any batch.
 
-    If a trainer sets ``weight.main_grad``, the weight's gradient is added to it in float32.
+    If a trainer sets ``weight.main_grad``, backward adds the weight's gradient to this buffer in float32.
 
     Example:
         >>> layer = rk.nn.Linear(4, 3)
@@ -43,7 +43,7 @@ class Linear(torch.nn.Linear):
 
 
 class Embedding(torch.nn.Embedding):
-    """torch.nn.Embedding computed by :func:`rl_kernel_native.embedding`, whose gradient has one order of summation.
+    """torch.nn.Embedding computed by :func:`rl_kernel_native.embedding`, whose gradient is summed in one fixed order.
 
     Raises: ValueError for ``max_norm``, ``scale_grad_by_freq`` and ``sparse``, which are not supported.
 
@@ -71,8 +71,8 @@ class RMSNorm(torch.nn.Module):
     Args:
         hidden_size: size of the last dimension.
         eps: added to the mean square.
-        round_before_weight: round to the input's dtype before the weight, as Llama and Qwen do; otherwise round once,
-            after the weight.
+        round_before_weight: True: round to the input's dtype before multiplying by the weight, as Llama and Qwen do.
+            False: round once, after multiplying by the weight.
         weight_offset: 1.0 for weights that are stored minus 1, as in Gemma.
 
     Example:
@@ -100,7 +100,7 @@ class RMSNorm(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """``y``, or ``(y, x + residual)`` with a residual; the same pass adds the residual."""
+        """``y``; with a residual, ``(y, x + residual)``, which the same pass computes."""
         return rk.rms_norm(
             x,
             self.weight,
@@ -116,9 +116,10 @@ class RMSNorm(torch.nn.Module):
 
 
 class LinearLogprob(torch.nn.Linear):
-    """An LM head whose forward scores tokens without logits in memory, by :func:`rl_kernel_native.linear_logprob`.
+    """An LM head whose forward scores tokens by :func:`rl_kernel_native.linear_logprob`, without all logits in memory.
 
-    Parameters and checkpoints have the format of the head's torch.nn.Linear, so a model's ``lm_head`` loads into it.
+    Parameters and checkpoints have the format of torch.nn.Linear, so the state of a model's ``lm_head`` loads into this
+    module.
 
     Args: as torch.nn.Linear; ``bias`` is False by default, as in LM heads.
 
@@ -133,7 +134,8 @@ class LinearLogprob(torch.nn.Linear):
         super().__init__(in_features, out_features, bias, **kwargs)
 
     def forward(self, hidden: Tensor, target: Tensor, **options: Any) -> Any:  # type: ignore[override]
-        """Scores ``target``; ``options`` are :func:`rl_kernel_native.linear_logprob`'s, such as ``temperature``."""
+        """Scores ``target``. ``options`` are options of :func:`rl_kernel_native.linear_logprob`, such as
+        ``temperature``."""
         return rk.linear_logprob(
             hidden, self.weight, target, bias=self.bias, main_grad=_main_grad(self.weight), **options
         )

@@ -1,8 +1,8 @@
-"""Objectives of RL frameworks, by the frameworks' own configuration names. Each function returns a :class:`PolicySpec`
-that reproduces the framework's loss and gradients to float32 rounding. ``verl_rollout_correction`` and ``slime_mis``
-return the arguments of :func:`importance_weights`. As in the frameworks, an array that a spec does not need is ignored,
-and without ``rollout_logprob`` no correction applies (:attr:`PolicySpec.lenient`). The pages of docs/objectives.md have
-the tables."""
+"""Objectives of RL frameworks, under the frameworks' own configuration names. Each preset returns a :class:`PolicySpec`
+that reproduces the framework's loss and gradients up to float32 rounding. ``verl_rollout_correction`` and ``slime_mis``
+return the arguments of :func:`importance_weights`. As in the frameworks, a call ignores arrays that the spec does not
+need, and applies no correction without ``rollout_logprob`` (:attr:`PolicySpec.lenient`). The pages of
+docs/objectives.md have the tables."""
 
 from __future__ import annotations
 
@@ -86,18 +86,18 @@ def verl(
 ) -> PolicySpec:
     """verl's actor loss (verl 0.9.1: verl/trainer/ppo/core_algos.py, rollout_corr_helper.py, workers/utils/losses.py).
 
-    ``batch_num_tokens`` of ``"token-mean"``, and ``global_batch_size`` of the other aggregations, go to
+    Pass verl's ``batch_num_tokens`` (for ``"token-mean"``) or ``global_batch_size`` (for the other aggregations) as
     ``policy_loss(denominator=...)``. With ``rollout_is`` ``"token"`` or ``"sequence"``, the loss computes the weights
-    from ``rollout_logprob``. With ``"given"``, it takes verl's own ``rollout_is_weights`` as ``importance_weight``, or
-    the weights of :func:`verl_rollout_correction`, which also normalises over the batch and rejects.
-    ``loss_mode="reinforce"`` is the loss of bypass mode, whose weights belong to the current policy. For clip_cov and
-    kl_cov, pass the tokens that :func:`covariance_mask` selects as ``selected``. For dppo_tv and dppo_kl, pass the
-    tokens outside the trust region (docs/objectives.md). ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are
-    the bounds of this region.
+    from ``rollout_logprob``. With ``"given"``, pass weights as ``importance_weight``: verl's own
+    ``rollout_is_weights``, or weights by :func:`verl_rollout_correction`, which can also normalise over the batch and
+    reject tokens. ``loss_mode="reinforce"`` is the loss of bypass mode, in which the weights are those of the current
+    policy. For clip_cov and kl_cov, pass the tokens that :func:`covariance_mask` selects as ``selected``. For dppo_tv
+    and dppo_kl, pass the tokens outside the trust region (docs/objectives.md). ``clip_ratio``, ``clip_ratio_low`` and
+    ``clip_ratio_high`` are the bounds of this region.
 
     Args: as verl's configuration names them; ``"seq-mean-token-sum-norm"`` requires ``loss_scale_factor``. If
-        ``clip_ratio_low`` or ``clip_ratio_high`` is None, ``clip_ratio`` applies. verl's configuration sets both to
-        0.2, so there ``clip_ratio`` alone changes nothing.
+        ``clip_ratio_low`` or ``clip_ratio_high`` is None, ``clip_ratio`` applies. verl's default configuration sets
+        both to 0.2, so in verl ``clip_ratio`` alone changes nothing.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that verl does not know, or that this library does not support.
     Source: docs/objectives.md.
@@ -128,7 +128,7 @@ def verl(
         if loss_mode == "geo_mean":
             fields["dp_size"] = 1  # a plain mean
     bounds = {"epsilon_low": low, "epsilon_high": high}
-    # The ratio is truncated above; clip_ratio_low and _high bound the divergence, which determines `selected`.
+    # The ratio is bounded above. clip_ratio_low and _high bound the divergence instead, which determines `selected`.
     dppo = {
         "clip": "dppo", "log_ratio_clamp": 20.0, "epsilon_low": None, "epsilon_high": clip_ratio_c,
         "epsilon_absolute": True,
@@ -174,7 +174,7 @@ def verl(
 
 
 def _threshold(threshold: float | str) -> dict[str, Any]:
-    """A number truncates, and "lower_upper" masks."""
+    """The importance options for a threshold: a number truncates the weight, and "lower_upper" masks it."""
     *low, high = is_threshold(threshold)
     if not low:
         return {"importance_high": high}
@@ -215,13 +215,13 @@ def trl(
 
     With ``loss_type`` ``"dapo"``, ``"cispo"`` or ``"vespo"``, pass the divisor as ``policy_loss(denominator=...)``:
     ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
-    training. ``use_vllm`` with the correction reads ``rollout_logprob``. Replace its NaN (tokens that vLLM did not
-    score) by ``old_logprob``, as TRL does. A ``top_entropy_quantile`` below 1 needs ``selected=1 -
+    training. ``use_vllm`` with the correction reads ``rollout_logprob``. Replace a NaN in it (a token that vLLM did not
+    score) with ``old_logprob``, as TRL does. A ``top_entropy_quantile`` below 1 needs ``selected=1 -
     entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, computed over the global batch. With
     ``use_adaptive_entropy``, make a new spec for each coefficient.
 
     Args: as TRL's GRPOConfig names them, with its defaults. ``loss_type="dr_grpo"`` divides by
-        ``max_completion_length``, 512 in TRL too: pass the length of your run.
+        ``max_completion_length``, whose default is 512 as in TRL: pass the length of your run.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that TRL does not know, or that this library does not support.
     Source: docs/objectives.md.
@@ -303,11 +303,11 @@ def _trl_bounds(epsilon_high: Any) -> dict[str, str]:
 
 
 def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> PolicySpec:
-    """TRL's RLOO loss (TRL 1.16: trl/trainer/rloo_trainer.py, ``_compute_loss``): PPO with the ratios of sequences.
+    """TRL's RLOO loss (TRL 1.16: trl/trainer/rloo_trainer.py, ``_compute_loss``): PPO with sequence ratios.
 
-    ``beta`` belongs to a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` to the advantages;
-    neither belongs to the loss. For a sequence without a token, the loss is 0 here, and minus its advantage in TRL;
-    neither has a gradient.
+    TRL's ``beta`` is for a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` is for the
+    advantages, so neither is an argument here. For a sequence without a token, the loss is 0 here and minus the
+    advantage in TRL; both have no gradient.
 
     Args: as TRL's RLOOConfig names them.
     Returns: a :class:`PolicySpec`.
@@ -317,7 +317,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
         >>> rk.presets.trl_rloo(epsilon=0.1).level
         'sequence'
     """
-    # Each sequence has one number: the mean over its tokens is that number itself.
+    # All tokens of a sequence have the same loss, so their mean is this loss.
     return _spec(
         _trl_bounds(epsilon_high), level="sequence", epsilon_low=_check.number("epsilon", epsilon),
         epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,
@@ -374,11 +374,11 @@ def slime(
 ) -> PolicySpec:
     """slime's policy loss (slime 2026-08: slime/utils/ppo_utils.py, backends/megatron_utils/loss.py).
 
-    A loss over samples needs ``policy_loss(denominator=global_batch_size)``; a loss over tokens is divided by their
-    number. ``advantage_estimator="gspo"`` uses the ratio of a whole sequence, and ``"cispo"`` uses CISPO's loss. Any
-    other value uses PPO's loss with token ratios.
+    A loss over samples needs ``policy_loss(denominator=global_batch_size)``. A loss over tokens is divided by the
+    number of tokens. ``advantage_estimator="gspo"`` uses the ratio of a whole sequence, and ``"cispo"`` uses CISPO's
+    loss. Any other value uses PPO's loss with token ratios.
 
-    Args: as slime's command line names them. ``use_icepop`` stands for slime's ``icepop_function`` in place of TIS.
+    Args: as slime's command line names them. ``use_icepop`` means that slime's ``icepop_function`` replaces TIS.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives.md.
@@ -449,14 +449,14 @@ def openrlhf(
 ) -> PolicySpec:
     """OpenRLHF's actor loss (OpenRLHF 0.11.2: openrlhf/models/loss.py, models/utils.py, trainer/ray/ppo_actor.py).
 
-    ``batch_num_tokens`` or ``global_batch_size`` go to ``policy_loss(denominator=...)``. With
-    ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio refers to the rollout policy: pass its
-    log-probabilities as ``old_logprob``. With an ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"``, pass the
-    tokens that OpenRLHF drops as ``selected`` (docs/objectives/rollout_correction.md). ``is_correction_threshold`` then
-    selects these tokens and is no part of the spec. ``unbiased_gradient`` of the KL is not supported with ``"gspo"``,
-    whose ratio does not belong to a token.
+    Pass ``batch_num_tokens`` or ``global_batch_size`` as ``policy_loss(denominator=...)``. With
+    ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is relative to the rollout policy: pass the
+    rollout's log-probabilities as ``old_logprob``. With an ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"``,
+    pass the tokens that OpenRLHF drops as ``selected`` (docs/objectives/rollout_correction.md).
+    ``is_correction_threshold`` is then used to select these tokens, and is not part of the spec. ``unbiased_gradient``
+    of the KL is not supported with ``"gspo"``, because its ratio is that of a sequence, not of a token.
 
-    Args: as OpenRLHF names them. ``kl_coef`` is the value of its KL controller.
+    Args: as OpenRLHF names them. ``kl_coef`` is the value of OpenRLHF's KL controller.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that OpenRLHF does not know, or that this library does not support.
     Source: docs/objectives.md.
