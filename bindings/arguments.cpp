@@ -101,7 +101,7 @@ void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t colu
 }
 
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
-  // An array's __index__ waits for its device if the array is one integer, and raises otherwise.
+  // The __index__ of an array with one integer waits for the array's device; for other arrays it raises an error.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
   const nb::object index = nb::steal(is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
   if (!index.is_valid()) {
@@ -111,7 +111,7 @@ std::int64_t read_integer(nb::handle value, const char* name, const char* expect
   int too_large = 0;
   const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
   if (too_large != 0) {
-    // Python refuses to print a number of thousands of digits.
+    // Python refuses to print a number with thousands of digits, so the error gives the number of bits.
     const auto bits = nb::cast<std::int64_t>(index.attr("bit_length")());
     argument_error(name, "expected an integer of 64 bits, got ",
                    bits > 64 ? words("one of ", bits, " bits") : word(index));

@@ -82,9 +82,9 @@ RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
 
 namespace {
 
-// What set_torch keeps, in its order: functions that tell whether something is active, functions of a tensor,
-// autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. Looking up a name in a dict takes a
-// third of the time of an attribute access.
+// What set_torch keeps, in the order of its tuple: functions that tell whether something is active, functions of a
+// tensor, autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. Looking up a name in a dict
+// takes a third of the time of an attribute access.
 // clang-format off
 enum Of {
   kFunctorch, kModes, kJitTracing, kFunctionModes, kProfiler, kAutocast, kGradient, kIsWrapped, kIsBatched, kAutocastHint,

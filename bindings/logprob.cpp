@@ -60,7 +60,7 @@ struct LogprobCall : LogprobInput {
     logits_rows = read_layout(first, last, "leading dimensions");
     read(frame, a);
   }
-  // For logits [rows of hidden, columns] that are not in memory; a.logits is None.
+  // For linear_logprob, whose logits [rows of hidden, columns] are not in memory; a.logits is None.
   LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t columns, DType of_logits)
       : first(hidden) {
     dtype = of_logits;
@@ -247,7 +247,7 @@ RowLayout gradient_layout(const Frame& frame, const Array& out, const Array& log
   return read_layout(out, v.ndim - 1, "leading dimensions");
 }
 
-// `rows` are as in read_backward_rows.
+// `rows` has the values that read_backward_rows reads.
 RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle exp, nb::handle vocab_start,
              nb::handle vocab_size, nb::tuple rows, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp, vocab_start, vocab_size});
@@ -373,8 +373,9 @@ RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::
   return results.run_within(a.workspace_bytes, false, linear_logprob_workspace, rlk::linear_logprob, &p);
 }
 
-// Params for the gradients of the operands whose bits `needs` has, before their memory is allocated. The gradient of a
-// weight with a main_grad is float32. The gradient of hidden is float32, too, if it is a shard's share of a tree.
+// Params for the gradients that `needs` asks for, one bit per operand, before the gradients' memory is allocated. The
+// gradient of a weight with a main_grad is float32. The gradient of hidden is float32, too, if it is a shard's share of
+// a tree.
 LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
   auto p = a.params<LinearLogprobBackwardParams>();
   p.dh_segments = a.dh_segments;

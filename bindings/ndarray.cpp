@@ -218,7 +218,8 @@ std::string name_of(Device device) {
 
 std::string kind_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
 
-// Returns the text of an integer that Python would print in hundreds of digits, or an empty text.
+// Returns a text for an integer with more than 64 bits, which Python would print in many digits, and "" for any other
+// value.
 static std::string size_of_integer(nb::handle value) {
   if (!PyLong_Check(value.ptr())) return "";
   const auto bits = nb::cast<std::int64_t>(value.attr("bit_length")());
@@ -378,7 +379,8 @@ Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object
   view_.strides = t.strides ? inline_strides_ : nullptr;
   view_.data = static_cast<char*>(t.data) + t.byte_offset;
   if (!t.data) {
-    // A torch DTensor has no memory of its own, even without elements, and its DLPack view does not show what it is.
+    // A torch DTensor has no memory of its own, even without elements, and its DLPack view does not show that it is a
+    // DTensor.
     if (kind_of(object) == "DTensor") type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
     if (elements > 0) argument_error(name, "has no memory (a fake, meta or freed tensor)");
   }

@@ -123,7 +123,7 @@ struct Frame {
   std::uintptr_t stream = 0;
   std::forward_list<Array> kept = {};
   const Array* first = nullptr;
-  bool names_first = false;  // whether an error about a device says whose device is expected
+  bool names_first = false;  // whether an error about a device names the first array
 
   Device device() const { return first->view().device; }
   // Reads an array, which lives as long as the frame.

@@ -109,7 +109,7 @@ class Sequence {
     for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
   }
 
-  // Turns steps_ into x at each token; after_ becomes x after it.
+  // Replaces d of steps_ by x at each token, and sets after_ to x after the token.
   void scan() {
     alignas(64) float c[kScanLanes], d[kScanLanes], x[kScanLanes];
     for (int l = 0; l < kScanLanes; ++l) {

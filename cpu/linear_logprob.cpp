@@ -1,4 +1,5 @@
-// CPU backend of linear_logprob: removes rows that are not scored. linear and logprob compute everything else.
+// CPU backend of linear_logprob: copies scored rows and zeroes the other rows. linear and logprob compute everything
+// else.
 #include <cstring>
 
 #include "kernels/vocabulary/scored_rows.h"

@@ -24,7 +24,7 @@ constexpr std::int64_t kBlockRows = 384;     // times kPanelStride: 408 KiB of A
 constexpr std::int64_t kBlockColumns = 512;  // times kBlockRows: 768 KiB of sums
 constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
                                              // waiting
-// With fewer products, waking a thread costs more than it saves.
+// Products per thread. With fewer products, waking a thread costs more than it saves.
 constexpr std::int64_t kTaskProducts = 200000;
 constexpr int kLevels = 3;  // levels of rule 2's tree
 

@@ -427,7 +427,7 @@ void logprob_merge(const LogprobMergeParams& p) {
 void logprob_backward(const LogprobBackwardParams& p) {
   check_logprob_backward(p);
   if (p.num_rows == 0 || p.num_columns == 0) return;
-  // The computation is elementwise, so tasks may begin at any word of the kept bitmap.
+  // The computation is elementwise, so a task may begin wherever a word of the kept bitmap begins.
   const std::int64_t run_columns = p.num_rows >= kTasksPerThread * num_threads() ? p.num_columns : kTaskColumns;
   const std::int64_t runs = (p.num_columns + run_columns - 1) / run_columns;
   const std::int64_t grain = std::max<std::int64_t>(kTaskColumns / std::min(run_columns, p.num_columns), 1);

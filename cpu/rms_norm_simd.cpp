@@ -67,7 +67,7 @@ RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
 #pragma GCC unroll 8
   for (int i = 0; i < kVec8; ++i) v[i] = load_bytes<Floats>(p + i * kLanes).v;
 #pragma GCC unroll 2
-  for (int i = 0; i < kVec8; i += 4) {  // 4 x 4 within 128 bits; afterwards a vector has columns j and 4 + j
+  for (int i = 0; i < kVec8; i += 4) {  // transposes 4 x 4 within 128 bits; a vector then has columns j and 4 + j
     const auto a = low_pairs(v[i], v[i + 1]), b = low_pairs(v[i + 2], v[i + 3]);
     const auto c = high_pairs(v[i], v[i + 1]), d = high_pairs(v[i + 2], v[i + 3]);
     w[i] = low_halves(a, b);

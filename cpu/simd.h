@@ -142,7 +142,7 @@ RLK_HD Mask is_nan(Floats a) { return {a.v != a.v}; }
 
 RLK_HD Ints splat(std::int32_t a) { return {a - Vector<std::int32_t>{}}; }
 
-// Bit i is lane i.
+// A bit for each lane: bit i is set if lane i is true.
 RLK_HD unsigned lanes_of(Mask a) {
 #if defined(__AVX512DQ__)
   return _mm512_movepi32_mask((__m512i)a.v);

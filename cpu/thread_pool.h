@@ -1,4 +1,4 @@
-// The CPU backend's threads. No result depends on their number.
+// The CPU backend's threads. No result depends on the number of threads.
 #pragma once
 
 #include <cstdint>

@@ -246,7 +246,7 @@ class Backward {
     q.dx_dtype = p_.wide_dhidden ? DType::kFloat32 : head_.dtype;
     unsigned char* const dhidden = at(p_.dhidden, row_ * stride * size_of(q.dx_dtype));
     if (cut_.borrows) {
-      q.dx_dtype = DType::kFloat32;  // dx stays the float32 sums
+      q.dx_dtype = DType::kFloat32;  // dx remains the float32 sums, which are rounded below
     } else if (groups_ == nullptr) {
       q.dx = dhidden;
       q.dx_rows.inner_stride = stride;

@@ -25,7 +25,7 @@ T* from_row(T* array, std::int64_t row, std::int64_t each = 1) {
 }
 inline RowLayout dense(std::int64_t rows, std::int64_t columns) { return {rows > 1 ? rows : 1, 0, columns}; }
 
-// The arrays in a workspace, one after another. Without a workspace only their sizes are valid.
+// The arrays in a workspace, one after another. Without a workspace (`base` is null), the sizes alone are valid.
 class Pieces {
  public:
   explicit Pieces(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}
@@ -42,7 +42,8 @@ class Pieces {
   std::int64_t used_ = 0;
 };
 
-// The largest number of rows, up to `num_rows`, whose arrays fit the workspace. bytes_of(rows) must be ascending.
+// The largest number of rows, up to `num_rows`, whose arrays fit the workspace. bytes_of(rows) must not descend as rows
+// ascends.
 template <class Bytes>
 std::int64_t most_rows(std::int64_t num_rows, std::int64_t workspace_bytes, const Bytes& bytes_of) {
   std::int64_t low = 1, high = num_rows;  // bisects for the largest number of rows in [low, high] that fits

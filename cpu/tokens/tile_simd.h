@@ -112,7 +112,7 @@ class TileSums<0, true, kMaxima> {
   RLK_HD void finish(int, bool, const UpperSum&, TilePartial<0>*) {}
 };
 
-// in floats: the hardware prefetcher does not cross a page
+// distance of prefetches, in floats; the hardware prefetcher does not cross a page
 constexpr int kAhead = 512;
 
 template <class Terms>

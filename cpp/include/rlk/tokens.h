@@ -33,7 +33,7 @@ RLK_HD T* in_global(T* p) {
   return p;
 #endif
 }
-// Access to memory that all threads share, for templates that run on a GPU.
+// Access to global memory, which all threads share, for templates that run on a GPU.
 struct PlainMemory {
   template <class T>
   static RLK_HD T* global(T* p) {

@@ -3,7 +3,7 @@
 //   function       valid for    worst error over all fp32 inputs
 //   erf            every x      0.986 ulp, at 0x1.fda8fep-1
 //
-// It is exactly odd, |erf(x)| <= 1, -0 gives -0, +-Inf give +-1, NaN gives canonical_nan(). The result never decreases
+// erf is exactly odd, |erf(x)| <= 1, -0 gives -0, +-Inf give +-1, NaN gives canonical_nan(). The result never decreases
 // from one fp32 value to the next.
 // Method: x + x p(x^2) for x below 1; 1 - 2^g(x - 1) above 1, where g(x - 1) is log2(1 - erf(x)). The error of g is
 // smallest where 1 - erf(x) is largest.

@@ -6,9 +6,9 @@
 //
 // -0 gives -0 and |x| < 2^-25 gives x; -Inf gives -1; x > 0x1.62e42ep+6 gives +Inf; NaN gives canonical_nan(). The
 // result never decreases from one fp32 value to the next.
-// Method: x = n ln 2 + r, e^r - 1 = r + r^2 q(r), then 2^n (e^r - 1) + (2^n - 1). Each large sum adds back what its
-// rounding lost. Coefficients come from tools/minimax.py for the relative error of e^r - 1. Each coefficient is rounded
-// to fp32 before the next coefficient is solved for.
+// Method: x = n ln 2 + r, e^r - 1 = r + r^2 q(r), then 2^n (e^r - 1) + (2^n - 1). The method adds back the rounding
+// error of each large sum. Coefficients come from tools/minimax.py for the relative error of e^r - 1. Each coefficient
+// is rounded to fp32 before the next coefficient is solved for.
 #pragma once
 
 #include "rlk/math/exp2.h"

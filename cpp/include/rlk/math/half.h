@@ -7,7 +7,8 @@
 //   bf16_rn2, f16_rn2             two values packed, `low` in bits 0..15
 // A NaN of either sign narrows to 0x7fff, as with cvt.rn.bf16.f32 and cvt.rn.f16.f32 on NVIDIA. PyTorch's NaN on the
 // host is 0x7fc0.
-// No result depends on a flush-to-zero mode, since no bit of a result comes from reading or making an fp32 subnormal.
+// No result depends on a flush-to-zero mode, since no bit of a result depends on an fp32 subnormal that is read or
+// made.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,8 @@ RLK_HD float float_of_f16(std::uint16_t h) {
   const std::uint32_t shifted = (std::uint32_t{h} & 0x7fffu) << 13;  // exponent and significand in fp32's positions
   // Adding 112 = 127 - 15 converts the exponent's bias; a second 112 turns exponent 31 into 255.
   const std::uint32_t normal = shifted + (112u << 23) + (shifted >= (0x7c00u << 13) ? (112u << 23) : 0u);
-  // Subnormal: significand s read as 2^-14 * (1 + s / 2^10), minus 2^-14; both are normal in fp32, so this is exact.
+  // Subnormal: significand s read as 2^-14 * (1 + s / 2^10), minus 2^-14; both numbers are normal in fp32, so the
+  // subtraction is exact.
   const float subnormal = sub_rn(float_of(static_cast<std::int32_t>(shifted + (113u << 23))), float_of(113 << 23));
   const std::uint32_t magnitude = shifted < (0x0400u << 13) ? static_cast<std::uint32_t>(bits_of(subnormal)) : normal;
   return float_of(static_cast<std::int32_t>(sign | magnitude));
@@ -45,8 +47,8 @@ RLK_HD std::uint16_t bf16_rn(float f) {
   return h;
 #else
   const std::uint32_t b = static_cast<std::uint32_t>(bits_of(f));
-  const std::uint32_t rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // a carry out of the significand gives the
-                                                                         // right result
+  const std::uint32_t rounded = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;  // a carry out of the significand rightly
+                                                                         // raises the exponent
   return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? kHalfNan : rounded);
 #endif
 }
@@ -83,7 +85,7 @@ RLK_HD std::uint16_t f16_rn(float f) {
 RLK_HD std::uint32_t bf16_rn2(float low, float high) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));  // the first source is the upper half
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));  // the first source gives the upper half
   return pair;
 #else
   return std::uint32_t{bf16_rn(low)} | (std::uint32_t{bf16_rn(high)} << 16);

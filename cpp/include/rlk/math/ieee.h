@@ -52,7 +52,7 @@ RLK_HD float float_of(std::int32_t b) {
 RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }
 RLK_HD std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) { return condition ? yes : no; }
 #if defined(__CUDA_ARCH__)
-RLK_HD float abs_of(float a) { return fabsf(a); }  // no bit operation: as an operand's modifier it costs no instruction
+RLK_HD float abs_of(float a) { return fabsf(a); }  // as an operand's modifier, this costs no instruction
 #else
 RLK_HD float abs_of(float a) { return float_of(bits_of(a) & 0x7fffffff); }
 #endif
@@ -63,8 +63,8 @@ RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 
 // n / d, correctly rounded, from a reciprocal of d with a relative error of at most 2^-23. One Newton step corrects the
 // reciprocal. A second step corrects the quotient from its remainder, which is exact. d lies in [1, 2^64]. The
-// numerator is a power of two no larger than d, or the unrounded d minus 1. The test of math/ tries every significand
-// of d with every such reciprocal.
+// numerator is a power of two no larger than d, or it is e where d = fl(1 + e). The test of math/ tries every
+// significand of d with every such reciprocal.
 // For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d; the reciprocals of the supported GPUs are.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
@@ -84,8 +84,8 @@ RLK_HD float div_in_range(float n, float d) {
 }
 
 // n / d, correctly rounded, by a single Newton step. This function needs two instructions fewer than quotient_of. It is
-// right for the arguments that sigmoid_of_half passes, d = fl(1 + e) and its n, and for no others. The test of math/
-// tries every argument of sigmoid_of_half with every reciprocal that quotient_of allows.
+// right only for d = fl(1 + e) and the n that sigmoid_of_half passes. The test of math/ tries every argument of
+// sigmoid_of_half with every reciprocal that quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #if defined(__CUDA_ARCH__)
   float q;  // the .ftz instructions below read a subnormal n as +0

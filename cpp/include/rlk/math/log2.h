@@ -42,8 +42,8 @@ constexpr float kLog1pC6 = -0x1.0f5208p-3f;
 constexpr float kLog1pC7 = 0x1.0875p-3f;
 constexpr float kLog1pC8 = -0x1.38138ep-4f;
 
-// x = 2^exponent * significand for a normal x > 0, significand in [sqrt(1/2), sqrt(2)): around 1 the exponent is 0, so
-// nothing cancels there.
+// x = 2^exponent * significand for a normal x > 0, with the significand in [sqrt(1/2), sqrt(2)). Near x = 1 the
+// exponent is 0, so adding it to log2(significand) cancels no digits.
 template <class F>
 struct SplitFloat {
   F exponent;
@@ -53,7 +53,7 @@ template <class F>
 RLK_HD SplitFloat<F> split_float(F x) {
   const auto bits = bits_of(x);
   const auto exponent = (bits - 0x3f3504f3) >> 23;  // 0x3f3504f3 is the first float above sqrt(1/2)
-  // Adding the integer to the low bits of 1.5 * 2^23, and subtracting 1.5 * 2^23, converts it to fp32.
+  // Adding the integer to the low bits of 1.5 * 2^23, and subtracting 1.5 * 2^23, converts the integer to fp32.
   return {sub_rn(float_of(exponent + 0x4b400000), broadcast<F>(0x1.8p+23f)), float_of(bits - (exponent << 23))};
 }
 

@@ -19,8 +19,8 @@
 // in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
-// although rounding is toward zero. Products beyond the fp32 range may cancel before that check. Any NaN, 0 * Inf, and
-// Inf of both signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
+// although rounding is toward zero. Products beyond the fp32 range may cancel before the sum is compared with 2^128.
+// Any NaN, 0 * Inf, and Inf of both signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
 // Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
 // measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. The model of sm_80
 // takes the ends of the range from sm_90. The models of sm_80 and of the gfx units are not verified on hardware.
@@ -91,7 +91,8 @@ RLK_HD int bit_length(std::uint64_t m) {
 #endif
 }
 
-// magnitude * 2^exponent as fp32, subnormal results included; magnitude < 2^40. Overflow gives Inf in both roundings.
+// magnitude * 2^exponent as fp32, subnormal results included; magnitude < 2^40. Overflow gives Inf with either
+// rounding.
 template <bool kNearestEven>
 RLK_HD std::int32_t round_to_float(std::uint64_t magnitude, std::int32_t exponent) {
   if (magnitude == 0) return 0;

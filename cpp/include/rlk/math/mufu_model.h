@@ -68,7 +68,7 @@ RLK_HD std::int32_t mufu_square(std::int32_t offset) {
   const std::int32_t high = offset >> 9;
   std::int32_t square = (high * high) >> 1;  // rows 9..16 are complete except for o_9 itself (2^18), which the shift
                                              // drops
-  for (int i = 2; i <= 8; ++i)               // row i keeps j >= 18 - i
+  for (int i = 2; i <= 8; ++i)               // row i keeps its products with j >= 18 - i
     square += -((offset >> i) & 1) & (offset >> (18 - i));
   return square;
 }

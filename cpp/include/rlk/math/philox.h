@@ -57,8 +57,8 @@ RLK_HD std::uint32_t philox_bits(std::uint64_t seed, std::uint64_t sample_id, st
 // returned.
 RLK_HD float uniform_of_bits(std::uint32_t bits) { return mul_rn(static_cast<float>(bits >> 8), 0x1p-24f); }
 
-// Number in (0, 1]: fma(fl32(bits), 2^-32, 2^-33), with two roundings to nearest even. Near 0 all 32 bits count. The
-// least value is 2^-33, and its log() is finite.
+// Number in (0, 1]: fma(fl32(bits), 2^-32, 2^-33), with two roundings to nearest even. Near 0, all 32 bits affect the
+// result. The least value is 2^-33, and its log() is finite.
 RLK_HD float positive_uniform_of_bits(std::uint32_t bits) {
   return fma_rn(static_cast<float>(bits), 0x1p-32f, 0x1p-33f);
 }

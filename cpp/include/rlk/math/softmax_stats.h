@@ -46,7 +46,7 @@ struct LeafReference {
   bool usable;
 };
 
-// The lower clamp q of a leaf, from c and m. For moderate m it is rounded toward -Inf to bf16, so that a kernel may
+// The lower clamp q of a leaf, from c and m. For moderate m, q is rounded toward -Inf to bf16, so that a kernel may
 // clamp packed bf16 logits in their own format.
 RLK_HD float leaf_clamp(float c, float m) {
   float q = div_rn(sub_rn(m, kStatsFloor), c);
@@ -94,7 +94,7 @@ struct PortableProbability {
   }
 };
 
-// x * 2^(steps * d) for integer d <= 0, exact; below 2^-126 it is +0.
+// x * 2^d for an integer d <= 0, exact; a result below 2^-126 is +0.
 RLK_HD float scale_down(float x, std::int32_t d) {
   const std::int32_t bits = bits_of(x);
   const std::int32_t exponent = (bits >> 23) & 0xff;
@@ -144,8 +144,8 @@ struct LogprobOutputs {
 };
 
 // negative_part and positive_part: x if x is below (negative_part) or above (positive_part) 0, else +0. The functions
-// compare integers, since clang turns a float comparison with 0 into a minimum or maximum. The zero of a minimum may
-// have either sign, and clang drops a later + 0.
+// compare integers, since clang turns a float comparison with 0 into a minimum or maximum. The zero of such a minimum
+// may have either sign, and clang removes a later + 0 that would make the zero positive.
 RLK_HD float negative_part(float x) {
   const auto bits = static_cast<std::uint32_t>(bits_of(x));
   return bits > 0x80000000u && bits <= 0xff800000u ? x : 0.0f;

@@ -3,7 +3,7 @@
 //   function       valid for    worst error over all fp32 inputs
 //   tanh           every x      1.165 ulp, at 0x1.7921fep-1
 //
-// It is exactly odd, |tanh(x)| <= 1, -0 gives -0, subnormals return themselves, +-Inf give +-1, NaN gives
+// tanh is exactly odd, |tanh(x)| <= 1, -0 gives -0, subnormals return themselves, +-Inf give +-1, NaN gives
 // canonical_nan(). The result never decreases from one fp32 value to the next.
 // Method: x + x^3 p(x^2) below kTanhSplit, and 1 - 2 / (e^2x + 1) above it. Below kTanhSplit the second formula would
 // lose digits. Coefficients come from tools/minimax.py for the relative error of the result. Each coefficient is

@@ -1,6 +1,6 @@
-// The order of a sum (docs/numerics.md, rule 10): the perfect binary tree over the index of its terms. Level 0 is the
-// terms. A node of level k covers the 2^k terms from a multiple of 2^k on; it is fl(left + right) of two nodes of level
-// k - 1. A term that is missing or does not count is +0 and keeps its place.
+// The order of a sum (docs/numerics.md, rule 10): the perfect binary tree over the index of its terms. The nodes of
+// level 0 are the terms. A node of level k covers the 2^k terms from a multiple of 2^k on; it is fl(left + right) of
+// two nodes of level k - 1. A term that is missing or does not count is +0 and keeps its place.
 //
 // Adding +0 changes no sum except the sign of a zero, and finished_sum makes every zero positive. So a missing node may
 // be added or left out, and padding after the last term changes no sum. A part of 2^k terms, cut at multiples of 2^k,
@@ -148,7 +148,7 @@ RLK_DEVICE float row_of_lane(const Team& team, float (&v)[kRows]) {
   }
   return v[0];
 }
-// The tree over these rows; every lane gets the sum.
+// The tree over the terms of all rows, as row_of_lane takes them; every lane gets the sum.
 template <int kLanes, int kRows, class Team>
 RLK_DEVICE float sum_of_rows(const Team& team, float (&v)[kRows]) {
   float row = row_of_lane<kLanes>(team, v);

@@ -21,9 +21,9 @@
 //   0, in a group and outside every group.
 // With `parents`, each sequence is a segment of a tree of tokens, and q, k and v are packed by the same offsets.
 //   Segment s continues segment parents[s] < s, or is a root if parents[s] is -1. The queries of segment s are the
-//   segment's tokens. Its keys are the tokens on the path from the root to segment s: first the root's tokens, then the
-//   tokens of each segment on the way down, and last the tokens of segment s. So the number n of a query, defined next,
-//   is the depth of the query's token in the tree.
+//   segment's tokens. The keys of segment s are the tokens on the path from the root to segment s: first the root's
+//   tokens, then the tokens of each segment on the way down, and last the tokens of segment s. So the number n of a
+//   query, defined next, is the depth of the query's token in the tree.
 // The keys in use are numbered from 0. In this numbering, query i has the number n = L - Q + i. With `causal`, query i
 //   sees key j if j <= n. With a window, which needs `causal`, key j must also satisfy n - window_size < j.
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, is not read. Its out is +0
@@ -43,16 +43,16 @@
 //   In a split, after block b:
 //     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (leaf_reference of
 //       math/softmax_stats.h). If leaf_reference gives rule 4's identity, these blocks contribute nothing; if it gives
-//       a failure, the row is NaN
-//     when m rises, l_r and O_d of the earlier blocks are multiplied by f(m_before - m_b)
-//     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b))
+//       a failure, the row is NaN.
+//     When m rises, l_r and O_d of the earlier blocks are multiplied by f(m_before - m_b).
+//     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b)).
 //     l_r = l_r + the block's sum for chain r. l has eight chains r, which sum unrounded p_j; key j is in chain
 //       r = j % 8. Among 32 consecutive keys, a chain has four keys. These four give a group sum g = ((p + p) + p) + p,
 //       keys ascending, where p is +0 for a key that the row does not see. The block's sum is (g0 + g1) + (g2 + g3) for
-//       a block of 128 keys, and g0 + g1 for a block of 64 keys
+//       a block of 128 keys, and g0 + g1 for a block of 64 keys.
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
 //   l of a split = the sum of its chains in the order ((0+1)+(2+3))+((4+5)+(6+7)).
-//   With sinks, one more split follows the row's last split. It has no value. With u = fl(log2e * sinks[h]), its
+//   With sinks, one more split follows the row's last split. It has no value row. With u = fl(log2e * sinks[h]), its
 //     m = ceil(u), O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink
 //     contributes nothing. If m >= 2^21 or the sink is NaN, the rows of head h that see keys are NaN.
 //   Splits merge in ascending order. With a for the merged earlier splits and b for the next split: m = max(m_a, m_b),
@@ -63,13 +63,13 @@
 //   m >= 2^21.
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
-//   [first_split, first_split + num_splits) of every row. k and v may hold the keys of these splits alone, one split
-//   after another. Key j of the sequence is then stored at the place of key j - absent_keys, in the sequence's place or
-//   pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and n still refer to the
-//   whole sequence. Sinks are not allowed. The partials of a split for a row are:
+//   [first_split, first_split + num_splits) of every row. k and v may leave out the keys of all other splits; the
+//   remaining keys then follow one another. Key j of the sequence is stored at the place of key j - absent_keys, in the
+//   sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and n
+//   still refer to the whole sequence. Sinks are not allowed. The partials of a split for a row are:
 //     m = -Inf, l = 0, O = +0 if the row sees no key of the split;
 //     m = -Inf, l = 1, O = +0 if the row sees keys of the split, but none contributes;
-//     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split
+//     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split.
 //   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row counts
 //   as seeing keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse then follow the
 //   formulas of a forward call, so the bytes are those of one forward call.
@@ -80,12 +80,12 @@
 //
 // On sm_90, bf16 and fp16 products follow rule 1 of the matrix units, forward and backward:
 //   s_j is one accumulator from +0 over steps of 16 columns d, the last step padded with +0. dp_ij is computed in the
-//     same way
+//     same way.
 //   O_d takes steps of 16 keys, counted from the block's first key, in each block where the row sees a key, if the
 //     split's keys up to the end of this block contribute:
 //     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step whose
 //     p are all +0 may be left out if every v_jd is finite, since a zero product does not change where the unit cuts
-//     its addends
+//     its addends.
 //   In a block with such steps, the CPU reads the keys that are in use and in a page. It reads no key of any other
 //   block.
 //   The chains of dq, dk and dv take steps of 16 keys or queries in place of one fma at a time. ds_ij and p_ij are +0
@@ -111,7 +111,7 @@
 //           ascending. A segment that does not see the key adds +0.
 //   dsinks_h = fl(0 - sum over rows of p_ih * delta_i), where p_ih is the exponential of p_ij with
 //           t = fma(lse_i, -log2e, u_h). The sum runs over the positions of q in the order of rms_norm's dw. Batched
-//           positions [B, q_tokens] are numbered row after row. Rows that are not in use or see no key are skipped
+//           positions [B, q_tokens] are numbered row after row. Rows that are not in use or see no key are skipped.
 //   Gradients are +0 at positions not in use, for queries that see no key, and for keys that no query sees. Inputs at
 //   these places are not read.
 // The bits of a query's row depend only on its keys, the numbers of these keys, and n. They do not depend on batch,
@@ -183,7 +183,7 @@ struct AttentionInput {
   std::int64_t table_stride = 0;               // elements between sequences
   std::int64_t num_pages = 0, page_size = 1, max_pages = 0;
   const std::int32_t* prefix_table = nullptr;   // [num_groups, max_prefix_pages] of page ids; needs block_table and the
-                                                // two below
+                                                // next two fields
   const std::int32_t* prefix_lens = nullptr;    // [num_groups] in [0, page_size * max_prefix_pages]
   const std::int32_t* group_offsets = nullptr;  // [num_groups + 1] from 0, at most num_sequences; null: no groups
   std::int64_t prefix_stride = 0;               // elements between groups

@@ -24,8 +24,8 @@
 //                Among equal priorities the lower sequence comes first, then the lower position
 //   selected   = 1 where a token is chosen, else +0
 // No bit depends on the contents of masked slots. The number of a sequence is its place in the call. Padded and packed
-// sequences have the same bits, at any stride and on every backend. GPUs add with atomics, but only integers, whose
-// order changes no bit. The call enqueues on `stream`; it neither allocates nor synchronises.
+// sequences have the same bits, at any stride and on every backend. Atomic additions on a GPU add integers alone, so
+// their order changes no bit. The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct CovarianceMaskParams {
   void* workspace = nullptr;  // covariance_mask_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t covariance_mask_workspace_bytes(const CovarianceMaskParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make all of `selected` NaN.
+// For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU bad offsets make all of `selected` NaN.
 void covariance_mask(const CovarianceMaskParams& p, Device device, Stream stream);
 
 }  // namespace rlk

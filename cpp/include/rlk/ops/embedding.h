@@ -6,7 +6,7 @@
 //   bad    : id < 0 or id >= vocab_size: y is dtype's canonical NaN in every column, and nothing is read
 //   owned  : a good id with 0 <= v < num_rows: y[t, k] = weight[v, k] with the same bits, NaNs included
 // another rank's: any other good id: y[t, k] = +0. At most one rank of a vocabulary has the row, so the sum of all
-//            ranks' y is exact in any order. In this sum, a -0 of the table becomes +0
+//            ranks' y is exact in any order. In this sum, a -0 of the table becomes +0.
 // Backward, from dy. The tokens of row v are the owned tokens with this row, except tokens whose id is padding_idx. A
 // token with a bad id, another rank's id or padding_idx gives no gradient, and its dy is not read.
 //   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k])
@@ -16,7 +16,7 @@
 //                   canonical
 //
 // A chain that begins at +0 never gives -0, and a tree over such chains never gives -0 either. So a group or a subtree
-// without a token of row v may be left out, or be +0, with the same bits. A backend needs to do work for the tokens
+// without a token of row v may be left out, or be +0, with the same bits. The summation work then depends on the tokens
 // alone. A row of dweight without a token is +0; with main_grad such a row is neither read nor written.
 // A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has
 // the same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same
@@ -62,7 +62,7 @@ struct EmbeddingBackwardParams : EmbeddingTokens {
   std::int64_t padding_idx = -1;  // an id, or -1: none
   DType dtype = DType::kBFloat16;
   DType dweight_dtype = DType::kBFloat16;  // dtype or kFloat32
-  bool accumulate = false;                 // dweight is main_grad, a float32 array that is added to
+  bool accumulate = false;                 // dweight is main_grad, a float32 array to which the gradient is added
   void* workspace = nullptr;               // embedding_backward_workspace_bytes(...), 16-byte aligned
 };
 // Up to about columns / 4 + 33 bytes per token and 4 bytes per row on a GPU, else 0.

@@ -29,9 +29,9 @@
 //   first, block becomes (c_t, d_t) . block. A token that does not count leaves the block as it is, or with `reset`
 //   makes it (0, +0).
 //   Then for h = 1, 2, 4, 8, 16: block_l becomes block_l . block_{l+h}, for all lanes at once, where l + h < 32.
-//   x after chunk k - 1 is advance(c, x after chunk k, d) with the block of lane 0 of chunk k. Lane 31 begins
-//   with x after its chunk. x after lane l < 31 is advance(c, x after the chunk, d) with block_{l+1}. Within a lane,
-//   x_t = advance(c_t, x_{t+1}, d_t).
+//   x after chunk k - 1 is advance(c, x after chunk k, d), where (c, d) is the block of lane 0 of chunk k. Lane 31
+//   begins with x after its chunk. x after lane l < 31 is advance(c, x after the chunk, d), where (c, d) is
+//   block_{l+1}. Within a lane, x_t = advance(c_t, x_{t+1}, d_t).
 // So trailing padding changes no bit, and padded and packed sequences have the same bits. A sequence has the same bits
 // in any batch, at any position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity at a
 // token that counts affects its own sequence alone, at this token and at earlier tokens. An empty or wholly masked

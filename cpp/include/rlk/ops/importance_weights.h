@@ -5,9 +5,9 @@
 // maximum return their first operand unless the second is strictly better, so a NaN in the first operand stays.
 //
 // rlk/tokens.h defines sequences and their sums. A token has d = fl(logprob - rollout_logprob) and
-// c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over these. With rollout_neutral, d is +0
-// where rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no criterion on a single token
-// rejects it.
+// c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over the tokens of a sequence. With
+// rollout_neutral, d is +0 where rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no
+// criterion on a single token rejects it.
 //   weight     e = exp(min(max(z, -limit), limit)), where z is d for kToken, sum(d) for kSequence, sum(d) / n for
 //              kGeometric.
 //              w = min(max(e, low), high); with zero_outside w = e in [low, high] and 0 outside. policy_loss with the
@@ -105,7 +105,7 @@ struct ImportanceWeightsParams {
   void* workspace = nullptr;  // importance_weights_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t importance_weights_workspace_bytes(const ImportanceWeightsParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU the sequences next to a bad offset have NaN
+// For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU the sequences next to a bad offset have NaN
 // weights; with normalize, all sequences have NaN weights. The metrics are then NaN, and slots outside every sequence
 // are not written.
 void importance_weights(const ImportanceWeightsParams& p, Device device, Stream stream);

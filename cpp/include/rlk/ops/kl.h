@@ -6,9 +6,9 @@
 // A token has l = logprob, f = ref_logprob; limited(x, limit) = min(max(x, -limit), limit):
 //   e = limited(fl(f - l), input_limit)
 //   k1: K = -e, K_l = 1; k2: K = (e / 2) e, K_l = -e; k3: K = expm1(e) - min(e, largest), K_l = -expm1(e);
-//   abs: K = |e|, K_l = -sign(e), which is NaN for a NaN e
-//   `largest` is the largest finite number, so K of an infinite e is an infinity and not NaN
-//   K_l = 0 where input_limit cuts e; with straight_through K_l = fl(l - f) for every e
+//   abs: K = |e|, K_l = -sign(e), which is NaN for a NaN e.
+//   `largest` is the largest finite number, so K of an infinite e is an infinity and not NaN.
+//   K_l = 0 where input_limit cuts e; with straight_through K_l = fl(l - f) for every e.
 // Weight. Here x * y is fl(x y), but +0 for zero times infinity:
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r. The gradient

@@ -3,8 +3,8 @@
 //
 // Row i, column j (a global column: vocab_start + local column), x = logits[i, j], T = temperature of the row:
 //   z = fl(x * logit_scale). With a softcap, h = tanh(fl(z * fl(1 / softcap))) and z = fl(softcap * h). +-Inf stays
-//   +-Inf, since an infinite logit is a marker (such as -Inf for a forbidden column), not a value
-//   c = fl(log2e / T);  columns >= valid_vocab are missing, and so are columns outside a non-empty kept set
+//   +-Inf, since an infinite logit is a marker (such as -Inf for a forbidden column), not a value.
+//   c = fl(log2e / T);  columns >= valid_vocab are missing, and so are columns outside a non-empty kept set.
 //   leaf statistics (m, S, E, Q), leaves, parts and tree follow rules 4 and 5 (math/softmax_stats.h)
 //   lse      = fl(ln2 * fl(m + log2 S))                                          natural log of sum_j exp(z_j / T)
 //   logprob  = min(0, fl(ln2 * fl(fma(z_y, c, -m) - log2 S)))
@@ -21,8 +21,8 @@
 // Label smoothing by e = label_smoothing over n = valid_vocab columns; e = 0 means none. Kept sets, entropy and
 // sum_p_sq are not allowed with it:
 //   Z = sum of the z_j of all valid columns, +-Inf included, by rule 5's chains, leaves, parts and tree from +0. A
-//       missing column is +0. The stats form stores Z in place of Q
-//   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where either operand is NaN
+//       missing column is +0. The stats form stores Z in place of Q.
+//   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where either operand is NaN.
 //   a = fl(fma(-e, dlogprob, dlse) * k);  g = fl(fl(fl(1 - e) * dlogprob) * k);  d = fl(fl(fl(e * dlogprob) * k) / n)
 //   dz_j and dz_y get the further addend d where d is not 0: dz_j = fma(p_j, w_j, d), and for the target
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))

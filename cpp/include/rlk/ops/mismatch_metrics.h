@@ -11,20 +11,20 @@
 //   P      = 0 - expm1(x), which is 1 minus the probability. But P = exp(x) if the sum of exp(x) over all tokens is
 //            smaller than the sum of 0 - expm1(x). So P keeps the digits in which probabilities can differ. Q is
 //            computed in the same way from y
-// Metrics of tokens; sum(f) adds over a sequence, then over sequences
+// Metrics of tokens; sum(f) adds over a sequence, then over sequences.
 //   dlogp_mean = sum(|d|) / N; dlogp_max; kl = -sum(d) / N (k1 of KL(rollout, train));
 //   k3 = sum(expm1(d) - min(d, largest)) / N
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N
-//   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token loses digits where ratios are small
+//   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token loses digits where ratios are small.
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/tokens/central_moments.h. It is
 //                 negated if P and Q have different forms, so the result is the correlation of the probabilities. It is
-//                 0 where V_P or V_Q is 0, as for a constant
-//   differing_fraction: fraction of tokens whose x and y have different bits (all NaNs count as equal)
-//   nonfinite_fraction: fraction of tokens whose d is NaN or Inf
-//   `largest` is the largest finite number, so k3 of an infinite d is an infinity and not NaN
+//                 0 where V_P or V_Q is 0, as for a constant.
+//   differing_fraction: fraction of tokens whose x and y have different bits (all NaNs count as equal).
+//   nonfinite_fraction: fraction of tokens whose d is NaN or Inf.
+//   `largest` is the largest finite number, so k3 of an infinite d is an infinity and not NaN.
 //   histogram: fractions of tokens whose d lies in each bin; mismatch_edge gives the edges between bins. An edge
-//   belongs to the bin above it; a NaN is in no bin
-// Metrics of sequences: a = -(sum(x) / n), b = -(sum(y) / n), g = -(sum(d) / n). Means are over the S sequences
+//   belongs to the bin above it; a NaN is in no bin.
+// Metrics of sequences: a = -(sum(x) / n), b = -(sum(y) / n), g = -(sum(d) / n). Means are over the S sequences.
 //   ppl_train = mean(exp(a)); ppl_rollout = mean(exp(b)); log_ppl_train = mean(a); log_ppl_rollout = mean(b)
 //   ppl_ratio = mean(exp(g)); log_ppl_diff_mean = mean(g), _abs_mean = mean(|g|), _min, _max
 //   chi2_seq = mean(expm1(2 min(max(sum(d), -limit), limit)))
@@ -92,7 +92,7 @@ struct MismatchMetricsParams {
   void* workspace = nullptr;  // mismatch_metrics_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t mismatch_metrics_workspace_bytes(const MismatchMetricsParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make every metric NaN.
+// For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU bad offsets make every metric NaN.
 void mismatch_metrics(const MismatchMetricsParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -4,15 +4,15 @@
 // rlk/tokens.h defines sequences.
 //
 // A token t of a sequence counts where its mask is not zero; l = logprob, q = sum_p_sq, s = importance weight:
-//   w = max((1 - 2 exp(l)) + q, +0); with importance weights, this w is multiplied by fl(s s)
-//   G = sum of the rewards that count from t on. If one reward is given per sequence, G is this reward
-//   W = sum of w over the tokens that count, up to and including t
+//   w = max((1 - 2 exp(l)) + q, +0); with importance weights, this w is multiplied by fl(s s).
+//   G = sum of the rewards that count from t on. If one reward is given per sequence, G is this reward.
+//   W = sum of w over the tokens that count, up to and including t.
 //   n  = number of sequences in the group, those without a token included; N = number of a sequence's tokens that count
 //   B = fl(num / fl(den + eps)), num = fma(G, W, num), den = fl(den + W), from +0, ascending by index over the group's
 //       sequences that have a counting token at t. B is +0 where n = 1. With zero_tail: if one sequence's N is larger
 //       than that of all others in its group, and M is the largest N of the other sequences, then B of this sequence is
-//       +0 from position M on
-//   advantage = fl(G - B),  returns = G; both are +0 where a token does not count
+//       +0 from position M on.
+//   advantage = fl(G - B),  returns = G; both are +0 where a token does not count.
 // Order of G and W. Chunks are 256 tokens, [256 k, 256 k + 256) of a sequence. A token that is missing or does not
 // count is +0.
 //   W: for h = 1, 2, 4, ..., 128: x_i becomes fl(x_i + x_{i-h}), for the whole chunk at once, with +0 before the chunk;
@@ -50,9 +50,9 @@ struct OptimalTokenBaselineParams {
   void* workspace = nullptr;    // optimal_token_baseline_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, Device device);
-// Offsets and group cuts that do not ascend are an InvalidArgument on the CPU. On a GPU the sequences next to such a
-// cut have NaN outputs, groups are cut short, and no memory outside the arrays is touched. Slots outside every sequence
-// or group are not written.
+// For offsets or group offsets that descend the CPU throws InvalidArgument. On a GPU the sequences next to such an
+// offset have NaN outputs, groups are cut short, and no memory outside the arrays is touched. Slots outside every
+// sequence or group are not written.
 void optimal_token_baseline(const OptimalTokenBaselineParams& p, Device device, Stream stream);
 
 }  // namespace rlk

@@ -7,13 +7,13 @@
 // In the formulas x * y is fl(x y), but +0 for zero times infinity, which is the limit of such products. A term whose
 // coefficient is 0 is left out of every sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob,
 // o = old_logprob (l itself if there is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n
-// is the number of a sequence's tokens; sum() adds over these.
+// is the number of a sequence's tokens; sum() adds over the tokens of a sequence.
 //
 // Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit cuts x:
 //   kToken      x = limited(fl(l - o))
 //   kSequence   x = limited(sum(fl(l - o)));  kGeometric x = limited(sum(fl(l - o)) / n)
 //   limited(x) = min(max(x, log_ratio_min), log_ratio_max)
-//   kGeometricClip sums min(fl(l - o), clip_high) for A > 0, max(fl(l - o), clip_low) for A < 0, 0 for A = 0
+//   kGeometricClip sums min(fl(l - o), clip_high) for A > 0, max(fl(l - o), clip_low) for A < 0, 0 for A = 0.
 //   kGamma sums fl(l - o), limited to +-20. With importance weights, it adds the sum of fl(log w), limited to
 //     [ln 1e-8, 20]. kGamma limits x to [ln 1e-8, 20]
 // Policy term P, with slope P_x along x and slope P_l along l. For A = 0, P and its slopes are 0; kGeometricClip alone
@@ -32,8 +32,9 @@
 //                   k_positive and lambda_positive, A < 0 k_negative and lambda_negative
 //   kQuadratic      d = fl(l - o); P = fl((quadratic / 2 d) d - l A), Inf where both terms are infinite;
 //                   P_l = -(A - quadratic d)
-// Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. By ImportanceLevel, d
-// becomes d itself, its sum or its mean over the sequence, limited to +-importance_limit; e = exp(d).
+// Importance weight w of the rollout: d = fl(o - m), or fl(l - m) with importance_of_current. ImportanceLevel selects d
+// itself, its sum or its mean over the sequence. The selected value is limited to +-importance_limit, and e is its
+// exponential.
 // w = min(max(e, low), high). With importance_mask w = e in [low, high] and 0 outside. With kGiven, w is the value of
 // `importance`. With gate, w = 0 for a sequence whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l
 // become P * w, P_x * w, P_l * w; kGamma and kGeometricClip use w in their formulas above instead. Where the gate, or
@@ -138,7 +139,7 @@ enum PolicyMetric : int {
   kPolicyMetricKlSum,
   kPolicyMetricEntropySum,
   kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; kDropsAsClipped: selected
-  kPolicyMetricClipFractionDual,  // kRatio: dual_clip holds; kGeometricClip: A < 0 and clipped
+  kPolicyMetricClipFractionDual,  // kRatio: dual_clip cuts; kGeometricClip: A < 0 and clipped
   kPolicyMetricClipFractionLow,   // r < clip_low and A < 0
   kPolicyMetricClipFractionHigh,  // r > clip_high and A > 0
   kPolicyMetricPpoKl,             // mean of -x for kToken, of fl(o - l) otherwise
@@ -181,7 +182,7 @@ struct PolicyLossParams {
   void* workspace = nullptr;           // policy_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make the loss NaN.
+// For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU bad offsets make the loss NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);
 
 // Multiplies one or two arrays [count] by *factor in place (a null array is skipped). If the factor is 1, nothing is

@@ -40,7 +40,7 @@ constexpr std::int32_t kRandomStreams = 1 << 24;            // streams per token
 constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // positions per sample
 
 struct RandomBitsParams {
-  RowIntegers seed;       // all 64 bits count, the sign included
+  RowIntegers seed;       // all 64 bits are used, the sign bit included
   RowIntegers sample_id;  // likewise
   RowIntegers position;
   std::int64_t* bits = nullptr;  // [num_rows, num_words], contiguous; values in [0, 2^32), or -1

@@ -1,7 +1,7 @@
 // THE CONTRACT of rms_norm: y = h / rms(h) * weight, with or without a residual added first, and its gradients.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// Row i has K = columns values; column k:
+// Row i has K = columns values. For column k:
 //   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual
 //   sum(f) : 256 virtual lanes. Column k belongs to lane (k / 8) % 256. A lane is the chain s = f(k, s) over its
 //            columns, ascending, from s = +0. A perfect binary tree adds the lanes; a lane without columns is +0. A

@@ -21,8 +21,8 @@
 // The transpose maps a gradient g of y to dx. It has the same formulas, with -sin_b in place of sin_a and -sin_a in
 // place of sin_b:
 //   dx_a = round(fma(g_a, cos_a, fl(g_b * sin_b)))          dx_b = round(fma(g_b, cos_b, -fl(g_a * sin_a)))
-// If a and b have the same angle, this is the rotation by the negative angle. The derivative of a rounding is taken as
-// 1. cos and sin are constants.
+// If a and b have the same angle, the transpose is the rotation by the negative angle. The derivative of a rounding is
+// taken as 1. cos and sin are constants.
 // A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every
 // backend. NaN results are canonical; NaNs in copied columns keep their bits.
 // If an id is outside [0, max_position), the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for

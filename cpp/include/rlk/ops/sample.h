@@ -7,7 +7,7 @@
 // column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is the m of rule
 // 4 for the largest z of all present columns.
 //   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, with the ROW's m; 0 where z_j = -Inf
-//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows
+//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows.
 // Columns are ranked by z, descending, then by id, ascending; +0 and -0 are equal. T is positive, so it changes no
 // rank.
 // Truncation has three steps, which are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of
@@ -19,7 +19,7 @@
 //   kVllm  : min_p, top_k, top_p; total = the mass that min_p and top_k left
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
 //   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present
-//            columns
+//            columns.
 // The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are the same as in
 // logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
@@ -36,7 +36,7 @@
 // The n best are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id ascending. Their
 // log-probabilities have logprob's formula, on the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
-//   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1
+//   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1.
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
 // their ids. Any other log-probability has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or
 // for the raw logits. Where the row's logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
@@ -64,19 +64,19 @@
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// The vocabulary-parallel form needs one exchange, or four rounds. In one exchange, sample_partial makes a payload of
-// each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row. Every rank
-// runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards hold every
-// part once, in any order. One exchange can draw three kinds of rows:
+// In the vocabulary-parallel form, the ranks exchange payloads once, or in four rounds. For one exchange,
+// sample_partial makes a payload of each shard. From the payloads of all shards, sample_merge makes the results of
+// sample on the whole row. Every rank runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up
+// a subtree. The shards hold every part once, in any order. One exchange can draw three kinds of rows:
 //   greedy        : the first rank of all shards' first ranks
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
 //                   advance
 //   top_k         : the row's first k columns are among the shards' first k, and so is every column that min_p and
 //                   top_p then leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
-// since its top_p is a share of the mass of the whole row. Any other row has kBadParameter. No n best columns are
-// given. Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for two
-// statuses:
+// since its top_p is a share of the mass of the whole row. Any other row has kBadParameter. This form does not give the
+// n best columns. Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for
+// two statuses:
 //   kBadParameter : also set for a row that one exchange cannot draw
 //   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
 //                   of row, raw_logprob or tag, or have ids and ranks that sample_partial never writes
@@ -86,7 +86,7 @@
 //   a   = philox4x32-10 of (sample_id low, sample_id high, position low, stream + 2^24 order + 2^26 exp) under the
 //         seed's key; order and exp are their values as SampleOrder and Exp
 //   tag = upper 23 bits of word 0 of philox4x32-10 of (a_0 ^ T, a_1 ^ top_p, a_2 ^ min_p, a_3 ^ position high) under
-//         key (0, 0); floats enter by their bits; a greedy row enters with T = 1, top_p = 1, min_p = 0 and its keys
+//         key (0, 0); floats enter by their bits; a greedy row enters with T = 1, top_p = 1, min_p = 0 and its keys.
 // The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are
 // 0, unknown ids -1, unknown z and m -Inf:
 //   0: first part + 16 * parts + 256 * (1 if raw words are there) + 512 * tag, as 32 bits
@@ -101,14 +101,13 @@
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
 // shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
 // except for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h
-// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange; in rounds 1 and 4, the
-// other words of the first 16 are, too. Word 4 of a cut row is -2 - min(top_k, 2^19). After these 16 words, a cut row
-// has:
-//   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on
+// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange; in rounds 1 and 4,
+// words 5 to 14 are, too. Word 4 of a cut row is -2 - min(top_k, 2^19). After these 16 words, a cut row has:
+//   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on.
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
-//   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column
-//   round 4: nothing; the root and the drawn column belong to the kept columns
+//   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column.
+//   round 4: nothing; the root and the drawn column belong to the kept columns.
 // Round 2 knows the row's reference m, since the payloads of round 1 hold the first ranks of all shards. The bins of
 // round 2 hold at most `step` columns of each shard. Their counts tell which bin has the k-th column. The total of
 // top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies in one of few bins. Round
@@ -135,8 +134,8 @@ enum SampleStatus : std::int32_t {
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
   kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
-  kBadBias = 4096,     // the same faults in the bias, or ids of a row that do not ascend strictly
-  kBadShards = 8192,   // only sample_merge sets this bit
+  kBadBias = 4096,     // kBadHistory's faults in the bias, or ids of a row that do not ascend strictly
+  kBadShards = 8192,   // a bit that sample_merge alone sets
 };
 
 // One float for each row, or a single float for all rows.
@@ -202,7 +201,7 @@ struct SampleParams {
   float* top_logprobs = nullptr;
   std::int64_t* raw_top_ids = nullptr;  // wanted only with raw_logprob
   float* raw_top_logprobs = nullptr;
-  std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null, as kept_offsets then is: no kept set is wanted
+  std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null, like kept_offsets: no kept sets are wanted
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
   std::int64_t sorted_columns = 0;       // columns of a row that the workspace sorts: a shard's in round 1, else 0

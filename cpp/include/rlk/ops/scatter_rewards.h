@@ -1,6 +1,6 @@
-// THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens, as gae and
-// discounted_returns take them. The operator can also place one cost per sequence in the same way. Rule numbers refer
-// to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
+// THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens. gae and
+// discounted_returns take the result. The operator can also place one cost per sequence in the same way. Rule numbers
+// refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
 // tokens.
@@ -41,7 +41,7 @@ namespace rlk {
 enum class SpanPlace : std::int32_t { kLast, kFirst, kSpread };
 
 struct RewardSpec {
-  KlEstimator kl = KlEstimator::kNone;  // kNone: no KL term, whatever is given
+  KlEstimator kl = KlEstimator::kNone;  // kNone: no KL term, even if logprob is given
   float kl_coef = 0.0f;
   float kl_input_limit = std::numeric_limits<float>::infinity(), kl_limit = std::numeric_limits<float>::infinity();
   float length_penalty = 0.0f;

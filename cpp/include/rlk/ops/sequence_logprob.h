@@ -4,13 +4,13 @@
 // A token's position is its column in a padded array, or its distance from its sequence's first token in a packed
 // array. Tokens whose mask is zero do not count; their log-probabilities may be anything, NaN and Inf included.
 //   x[p]     = logprob at position p as fp32 where it counts, else +0
-//   sum      = the perfect binary tree over x (math/tree_sum.h). All operators use this sum over a sequence's tokens
+//   sum      = the perfect binary tree over x (math/tree_sum.h). All operators use this sum over a sequence's tokens.
 //   count    = number of tokens that count, in 64 bits
 // An empty or wholly masked sequence has sum +0 and count 0. A sum has the same bits padded and packed, for any number
 // of sequences, at any position and stride, and on every backend. Padding to the right changes no sum.
 // Sums of parts: if a sequence is cut at multiples of 2^k positions, the tree over the sums of its parts gives the sum
 // of the whole sequence, bit for bit.
-//   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens outside every sequence
+//   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens outside every sequence.
 // `round` rounds to dtype, to nearest even. A NaN is canonical.
 // For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives such a
 // sequence sum NaN, count 0 and status 1, reads nothing for it, and gives its tokens the gradient +0. Where offsets

@@ -17,7 +17,7 @@
 //   gelu     : a' = fma(c, fl(kInvSqrtTwoPi * exp(fl(-0.5 * fl(c * c)))), fl(0.5 * w))
 //   gelu_tanh: a' = fma(fl(fl(0.5 * c) * fma(-t, t, 1)),
 //                  fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
-//   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype
+//   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype.
 // A rounding has the derivative 1: only d_up sees that b was rounded.
 // The limits of +-88 give infinities the limit values of the functions: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
 // zero, a'(+Inf) = 1. They change no result of a finite g: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, and

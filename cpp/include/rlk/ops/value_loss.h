@@ -10,7 +10,7 @@
 //   L     = h(y) where h(y) > h(x), else h(x); NaN where h(x), h(y) or o is NaN
 //   slope = h'(x) where w is v, as with torch.clamp, whose bounds count as inside. Otherwise h'(x) where h(x) > h(y), 0
 //           where h(x) < h(y), and h'(x) / 2 where they are equal, as with torch.maximum, which gives each of two equal
-//           operands half of the gradient
+//           operands half of the gradient.
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
@@ -52,8 +52,8 @@ enum ValueMetric : int {
   kValueMetricErrorSum,          // sum of e
   kValueMetricErrorSquaredSum,   // sum of fl(e e)
   kValueMetricReturnSquaredSum,  // sum of fl(R R)
-  kValueMetricClipFraction,      // h(y) > h(x), as in verl and TRL
-  kValueMetricOutsideFraction,   // w is not v, as in slime
+  kValueMetricClipFraction,      // fraction with h(y) > h(x), as in verl and TRL
+  kValueMetricOutsideFraction,   // fraction where w is not v, as in slime
   kValueMetricValueMean,
   kValueMetricReturnMean,
   // 1 - V_e / V_R, with V of kernels/tokens/central_moments.h: fl(1 - fl(fl(fl(V_e / V_R) u) u)), where u is the ratio
@@ -79,7 +79,7 @@ struct ValueLossParams {
   void* workspace = nullptr;           // value_loss_workspace_bytes(...), 16-byte aligned
 };
 std::int64_t value_loss_workspace_bytes(const ValueLossParams& p, Device device);
-// Bad offsets (docs/tokens.md) are an InvalidArgument on the CPU. On a GPU bad offsets make the loss NaN.
+// For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU bad offsets make the loss NaN.
 void value_loss(const ValueLossParams& p, Device device, Stream stream);
 
 }  // namespace rlk
