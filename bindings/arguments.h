@@ -210,7 +210,7 @@ class VectorArgument {
  public:
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,
                  const char* of, const char* cure = "");
-  // Reads the first array of a call, which is not None and has any count.
+  // Reads the first array of a call, which must not be None and may have any number of elements.
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, const char* of)
       : array_(&frame->read(object, name, dtypes)) {
     check(-1, of, "");

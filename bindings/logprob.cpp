@@ -70,7 +70,8 @@ struct LogprobCall : LogprobInput {
 
   std::span<const std::int64_t> rows_shape() const { return first.shape().first(first->ndim - 1); }
 
-  // Checks a further input or output with one element per row: [rows], contiguous unless `layout` takes its strides.
+  // Checks a further input or output with one element per row. It must be contiguous if `layout` is null; otherwise
+  // `layout` gets its strides.
   void check_rows(const Array& array, RowLayout* layout = nullptr) const {
     check_shape(array, rows_shape(), " (", first, " without the last dimension)");
     if (layout == nullptr) return require_contiguous(array);
@@ -167,7 +168,7 @@ void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& 
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 
 // Adds outputs over `rows`, and points the params to the outputs. `out` has the caller's outputs of a call, which are
-// checked. If only logprob is wanted, it is the only output.
+// checked. If logprob alone is wanted, no other output is added, and the call returns one array in place of a tuple.
 template <class Params>
 void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
                  const LogprobCall* call = nullptr, nb::handle out = nb::none()) {

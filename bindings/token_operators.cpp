@@ -314,7 +314,8 @@ RLK_EAGER_FUNCTION(sequence_logprob, 3, (logprob, mask, cu_seqlens), bool return
 }
 
 // Returns d_logprob for `num_tokens` tokens (per row, or of all packed sequences). `code` is the number of its DType.
-// The mask has the same shape. With `is_flat`, tokens of one sequence without offsets have the shape [num_tokens].
+// The mask has the shape of d_logprob. With `is_flat`, tokens of one sequence without offsets have the shape
+// [num_tokens].
 RLK_FUNCTION(sequence_logprob_backward, (dsum, mask, cu_seqlens), std::int64_t num_tokens, int code, bool is_flat) {
   const Array& in = frame->read(dsum, "dsum", kFloat32);
   const OffsetsArgument offsets(frame, cu_seqlens);

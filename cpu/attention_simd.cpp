@@ -112,7 +112,7 @@ class BlockSums {
     std::memcpy(parts, p, sizeof p);
     groups_[j / kAttentionGroup] = ((parts[0] + parts[1]) + parts[2]) + parts[3];
   }
-  // Groups past the end of a block of 64 are +0.
+  // In a block of 64 keys, the groups past its end are +0.
   RLK_HD void add_to(float* chains) const {
     const Eight block = (groups_[0] + groups_[1]) + (groups_[2] + groups_[3]);
     store_bytes(chains, load_bytes<Eight>(chains) + block);

@@ -157,7 +157,7 @@ RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const uns
       load_steps<T>(a, b, step, z);
       for (int i = 0; i < 2; ++i) {
         const Floats clamped = kClamp ? select(z[i] > q, z[i], q) : z[i];
-        // Lanes of an identity leaf may hold anything, but the model needs numbers.
+        // Lanes of an identity leaf may hold anything, but the model of ex2 needs numbers.
         const Floats least = broadcast<Floats>(-127.0f), x = fma_rn(clamped, c, addend);
         store_bytes(e_hardware + (step + i) * kLanes, select(x > least, x, least));
       }

@@ -46,7 +46,7 @@ struct RmsNormLanes {
   float (*load_row)(const RmsNormRow& row);
   void (*store_row)(const RmsNormRow& row, float rstd);
   void (*backward_row)(const RmsNormBackwardRow& row);
-  // Continues only the chains of dweight, for columns [first, first + count). `sums` points to the chain of column
+  // Continues the chains of dweight alone, for columns [first, first + count). `sums` points to the chain of column
   // `first`.
   void (*add_to_sums)(const RmsNormBackwardRow& row, std::int64_t first, std::int64_t count);
   void (*store)(const float* sums, std::int64_t count, unsigned char* to, DType dtype);

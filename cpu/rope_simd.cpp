@@ -13,7 +13,8 @@ RLK_HD Floats load_floats(const float* p, int count) {
   return load_at<Fp32>(reinterpret_cast<const unsigned char*>(p), 0, count);
 }
 
-// Two consecutive vectors of neighbours (2i, 2i + 1) become all first elements and all second elements, and back.
+// split_pairs() turns two consecutive vectors of pairs (2i, 2i + 1) into a vector of first elements and a vector of
+// second elements. join_pairs() does the reverse.
 RLK_HD void split_pairs(Floats* a, Floats* b) {
   const auto low = a->v, high = b->v;
 #if defined(__AVX512F__)

@@ -107,8 +107,8 @@ class Pool {
     for (const auto limit = Clock::now() + std::chrono::microseconds(5);
          job.helpers.load(std::memory_order_acquire) != 0 && Clock::now() < limit;)
       pause_cpu();
-    std::unique_lock lock(mutex_);  // needed even without helpers, since the last helper releases the job under the
-                                    // mutex
+    std::unique_lock lock(mutex_);  // taken even if no helper is left, since the last helper may still use the job
+                                    // under the mutex
     done_.wait(lock, [&] { return job.helpers.load(std::memory_order_acquire) == 0; });
   }
 

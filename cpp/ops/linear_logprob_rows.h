@@ -48,8 +48,9 @@ inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }
 
-// Logits [rows, columns], with `stride` between rows, of rows of `hidden` and columns [first, first + columns). LoRA
-// adds the rows of u. If sums_logits holds, the logits are first summed in `sums`, which is contiguous.
+// Logits [rows, columns], with `stride` between rows, of rows of `hidden` and columns [first, first + columns). With
+// LoRA, `u` holds u of the same rows, and the product of u and lora_b is added. If sums_logits holds, the logits are
+// first summed in `sums`, which is contiguous.
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
                     std::int64_t first, std::int64_t columns, float* sums, void* to, std::int64_t stride, Device device,
                     Stream stream);

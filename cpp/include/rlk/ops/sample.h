@@ -101,8 +101,9 @@
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
 // shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
 // except for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h
-// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange; in rounds 1 and 4,
-// words 5 to 14 are, too. Word 4 of a cut row is -2 - min(top_k, 2^19). After these 16 words, a cut row has:
+// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange. So is word 4 of a row
+// that is not cut; for a cut row, word 4 is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5 to 14 are also as in one
+// exchange. After these 16 words, a cut row has:
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on.
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
