@@ -46,8 +46,8 @@ bool can_fetch_keys(const AttentionParams& p) {
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
   if (paged && (p.num_pages == 0 || p.num_pages >= kMostTokens)) return false;
-  // A TMA box is a page or a part of a page. Its number of rows must be a multiple of eight, since the swizzle repeats
-  // every eight rows.
+  // A TMA box is a page or a part of a page. The number of rows of a box must be a multiple of eight, since the swizzle
+  // repeats every eight rows.
   if (paged && (p.page_size < 8 || p.page_size >= kMostTokens || (p.page_size & (p.page_size - 1)) != 0)) {
     return false;
   }
@@ -151,7 +151,7 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
   if (plan.kernel == AttentionKernel::kGroups) {
     return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p) && fills_tile(p);
   }
-  if (p.group_offsets != nullptr) return false;  // pages begin inside blocks of keys
+  if (p.group_offsets != nullptr) return false;  // a sequence's own pages begin inside blocks of keys
   return plan.kernel == AttentionKernel::kPairs || p.head_dim > 64;
 }
 
@@ -177,7 +177,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
     const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
     if (grid.busy <= most && fits_plan(p, pairs, capability)) return pairs;
-    // Speculative drafts give all sequences equally many queries, so kFewRows alone serves them.
+    // Speculative drafts give all sequences equally many queries. kFewRows serves such calls without kMixed.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
     if (differ && fills && fits()) return mixed;

@@ -5,7 +5,7 @@
 #include "kernels/attention/merge.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <int kColumns>
 struct PartialTile : SplitTile<kColumns> {

@@ -6,7 +6,7 @@
 
 namespace rlk {
 namespace cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <class Params>
 struct RepeatedGradients : Params {

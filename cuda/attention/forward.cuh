@@ -8,7 +8,7 @@
 #include "splits/mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)

@@ -1,8 +1,8 @@
-// attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. A block
-// of four warps computes 64 rows. A row is one query in one of the heads that share a key head. The warps process one
-// block of keys after another. K and V pass through shared memory; scores, probabilities and sums stay in registers.
-// Copies by cp.async load V while products with K run, and the next K while products with V run. Bound by mma.sync;
-// numbers: README.md.
+// attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. The kernel serves every shape, stride and list
+// of sequences. A block of four warps computes 64 rows. A row is one query in one of the heads that share a key head.
+// The warps process one block of keys after another. K and V pass through shared memory; scores, probabilities and sums
+// stay in registers. Copies by cp.async load V while products with K run, and the next K while products with V run.
+// Bound by mma.sync; numbers: README.md.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -14,7 +14,7 @@
 #include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // The shape of a block of threads. kColumns: head_dim, rounded up. Columns past head_dim, or past value_dim in V and O,
 // are +0.
@@ -29,7 +29,7 @@ struct MmaTile {
   static constexpr int kOperandBytes = kKeys * kRowBytes;
   // Whether queries stay in registers; else they are read from shared memory for each block of keys.
   static constexpr bool kHoldsQueries = kColumns <= 128;
-  static constexpr bool kMerges = true;  // rows may have several splits
+  static constexpr bool kMerges = true;  // whether a block of threads processes several splits of its rows
   static constexpr int kQueryBytes = kRows * kRowBytes;
   // Offsets in shared memory: K, V, the totals of earlier splits, queries, and the offsets in K and in V of the keys of
   // two blocks. If kHoldsQueries, queries pass through V's memory to registers.
@@ -112,7 +112,7 @@ class MmaForward {
     // Tokens outside every sequence have no offsets to read.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
-    __syncthreads();  // the next segment overwrites memory that the current segment reads
+    __syncthreads();  // the next segment overwrites shared memory that the current segment reads
     return segment.last;
   }
 

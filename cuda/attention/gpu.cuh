@@ -7,13 +7,13 @@
 #include "kernels/attention/multiply.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 struct AttentionGpu {
   static constexpr bool kHasHardwareExp = true;
 
-  // Returns the thread's index. It is read again at each use, so that the compiler keeps no value derived from it, and
-  // the sums can use those registers.
+  // Returns the thread's index. The index is read again at each use, so that the compiler keeps no value derived from
+  // the index, and sums can use the registers.
   static __device__ __forceinline__ int thread() {
     int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));

@@ -11,14 +11,15 @@ namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
   kTiles,     // blocks of 64 rows; float32: 64 rows, or 32 for more than 128 columns
-  kFewRows,   // blocks of 16 rows, for sequences with few rows; bf16 and fp16: a block for each split
+  kFewRows,   // blocks of threads with 16 rows, for sequences with few rows; bf16 and fp16: one block for each split
   kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor in place of three; for 65 to 128
               // columns and rows that begin at multiples of 16 bytes
   kPairs,     // sm_90: kFewRows for few blocks of threads, with at most 128 columns and value_dim equal to head_dim.
               // TMA must be able to fetch K and V, or their pages. kClusters and kGroups have these conditions, too
   kClusters,  // sm_90: four blocks of threads per split, for calls with fewer splits than kPairs serves; 65 to 128
               // columns
-  kGroups,    // sm_90: kFewRows for groups that share splits; wgmma multiplies a shared split with 64 rows of the group
+  kGroups,    // sm_90: kFewRows for groups that share splits; a warpgroup computes a shared split for 64 rows of the
+              // group
   kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch, without a softcap; for trees: heads of 64 or 128
               // columns
   kTall,      // sm_90: kWgmma with tiles of 192 queries in place of 128, for the hardware's exponential and heads of 64
@@ -55,8 +56,8 @@ struct TileColumns {
     return {columns, columns};
   }
 };
-// Whether heads of at most 128 columns fill a tile. Other heads have instances of their own, whose stores stop at the
-// head's last column. Trees and shared splits have no such instances.
+// Whether heads of at most 128 columns fill a tile. Other heads have separate instances of the kernels, whose stores
+// stop at the head's last column. There are no such instances for trees and shared splits.
 inline bool fills_tile(const AttentionInput& p) {
   return p.value_dim == p.head_dim && (p.head_dim == 64 || p.head_dim == 128);
 }
@@ -118,11 +119,12 @@ struct SplitGrid {
   }
 };
 
-// kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve the others. The host cannot
-// read the sequences' lengths, so its sizes are upper bounds.
+// The grid of kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve all other
+// sequences. The host cannot read the sequences' lengths, so its sizes are upper bounds.
 struct MixedGrid {
   static constexpr std::int64_t kMostRows = 64;  // a sequence with few queries has at most this many rows per key head
-  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // if the results need more, `few` is smaller
+  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // most bytes of the results; `few` is lowered to
+                                                                       // stay below
   std::int64_t few, splits;
   bool is_decode;              // whether sequences have few queries on average
   bool by_token;               // whether results are indexed by token; else each sequence has room for `few` queries
@@ -166,7 +168,7 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
 // The plans of a backward.
 enum class GradientKernel : std::int32_t {
-  kPasses,  // one pass computes dq, another dk and dv; serves every call
+  kPasses,  // one pass computes dq, and a second pass computes dk and dv; serves every call
   kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls that the forward's kWgmma serves
   kParts,   // kWgmma with a separate job for each query head of a key head that has several query heads; no trees, and
             // at most 128 columns
@@ -244,7 +246,7 @@ RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t str
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
-// Calls with trees. Forward plans are kTiles and kWgmma.
+// Calls with trees. The plans of the forward are kTiles and kWgmma.
 RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)

@@ -8,7 +8,7 @@
 #endif
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Computes the splits of sequences with few queries. `waits`: this kernel waits for the previous kernel, since the
 // merge waits only for this kernel. `counter`: the counter of tiles of the next kernel, which this kernel clears, or
@@ -111,7 +111,7 @@ class MixedLaunches {
       call.all_blocks = static_cast<int>(std::min<std::int64_t>(likely, grid_.is_decode ? part : all));
       launch_tiles<Tile, kExp, false>(call, call.all_blocks);
       launch_splits(true, true, nullptr);
-    } else if (grid_.blocks <= 3 * std::int64_t{all} || part == all) {  // all splits run at once, for a short time
+    } else if (grid_.blocks <= 3 * std::int64_t{all} || part == all) {  // all splits run at once, so they end soon
       call.counter = counters;
       call.all_blocks = all;
       call.waits = true;

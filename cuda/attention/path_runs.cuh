@@ -6,7 +6,7 @@
 #include "kernels/attention/span.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Keys [first, last) of a path, which are the tokens from `token` on.
 struct PathRun {

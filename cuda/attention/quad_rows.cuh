@@ -5,7 +5,7 @@
 #include <cstdint>
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Before the call, x[k] holds columns 8 k + 2 t and the next one, where t = lane % 4, for four tiles k of eight
 // columns. After the call, lane t has the eight columns of tile t.

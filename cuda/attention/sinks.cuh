@@ -6,7 +6,7 @@
 #include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 __global__ void __launch_bounds__(kSinkGroups)
     attention_sinks_kernel(const __grid_constant__ AttentionBackwardParams p, const float* delta, std::int64_t rows) {

@@ -9,7 +9,7 @@
 #include "wgmma_totals_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
 // / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next of scores and sums. s[4 j + 2 r + c] is row r,
@@ -309,7 +309,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
         pin_groups(0);
       }
     }
-    // This branch also keeps ptxas from moving the next wait before the code above.
+    // The branch also keeps ptxas from moving the next wait before the code above.
     if (!is_ready) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     pin_sums();
@@ -452,12 +452,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     raise(0, top[0]);
     raise(1, top[1]);
   }
-  // Returns attention_factor(before, m) without a branch. It is 0 if the row failed or no key contributed (0 sums).
+  // Returns attention_factor(before, m) without a branch. The factor is 0 if the row failed or no key contributed.
   static __device__ __forceinline__ float factor_of(float before, float m) {
     const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
   }
-  // Multiplies the chains of l by the rows' factors, which it returns for the sums.
+  // Multiplies the chains of l by the rows' factors. Returns these factors, which the sums of P V need, too.
   __device__ __forceinline__ float2 rescale_chains() {
     const float2 factors = make_float2(factor_of(before_[0], m_[0]), factor_of(before_[1], m_[1]));
 #pragma unroll

@@ -5,7 +5,7 @@
 #include "wgmma_work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Shared memory holds the totals. Totals that do not fit lie in L2.
 template <class Tile, Exp kExp>
@@ -34,7 +34,8 @@ class WgmmaTotals {
         : "r"(total_ + j * 128 * 16), "r"(static_cast<int>(has_total_)));
     return x;
   }
-  // The address of the totals in L2. It is computed again at each use, so that it takes no registers in between.
+  // The address of the totals in L2. The address is computed again at each use, so that it takes no registers in
+  // between.
   __device__ __forceinline__ float4* outer_totals() const {
     return call_->totals + std::int64_t{blockIdx.x} * (Tile::kOuterFours * Tile::kRowThreads) +
            (AttentionGpu::thread() - 128);

@@ -10,7 +10,7 @@
 #include "path_runs.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // kColumns: columns of q and k in a tile. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer
 // columns than the tile. kWarpgroups: number of warpgroups; each computes 64 queries.
@@ -68,7 +68,7 @@ struct WgmmaMixedCall : WgmmaCall {
   std::int32_t first_block, all_blocks;
   // Counts the warps of the first launch that have stored their results. Null: there is no second launch.
   std::uint32_t* done;
-  bool waits;  // whether this launch is the last one before the merge, which waits only for this launch
+  bool waits;  // whether this is the last launch before the merge; the merge waits only for the last launch
 };
 template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,

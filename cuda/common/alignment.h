@@ -17,8 +17,8 @@ inline bool rows_begin_at_16_bytes(const void* base, const RowLayout& rows, std:
          (num <= rows.inner || aligned(rows.outer_stride));
 }
 
-// Whether TMA can read `num` rows as a matrix: they begin at multiples of 16 bytes and have one stride, which fits a
-// tensor map. Expanded rows and negative strides do not fit a tensor map.
+// Whether TMA can read `num` rows as a matrix: rows must begin at multiples of 16 bytes, and have one stride that fits
+// a tensor map. Expanded rows and negative strides do not fit a tensor map.
 inline bool tma_reads_rows(const void* base, const RowLayout& rows, std::int64_t num, int element_bytes) {
   const bool in_range = num <= 1 || (rows.inner_stride > 0 && rows.inner_stride < std::int64_t{1} << 38);
   return rows.inner >= num && in_range && rows_begin_at_16_bytes(base, rows, num, element_bytes);

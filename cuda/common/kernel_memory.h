@@ -1,4 +1,5 @@
-// Permission for dynamic shared memory beyond 48 KB. A kernel needs it once per device, not at every launch.
+// Permission for dynamic shared memory beyond 48 KB. A kernel needs this permission once per device, not at every
+// launch.
 #pragma once
 
 #include <array>
@@ -8,8 +9,8 @@
 
 namespace rlk::cuda {
 
-// Allows `kKernel` all the dynamic shared memory that a block of the current device may have. Returns its size in
-// bytes.
+// Allows `kKernel` all the dynamic shared memory that a block of the current device may have. Returns the size of this
+// memory in bytes.
 template <auto* kKernel>
 int allow_shared_memory() {
   static std::array<std::atomic<int>, kMaxDevices> allowed{};

@@ -24,7 +24,8 @@ int cached_attribute(Cache& cache, cudaDeviceAttr attribute, int device) {
 int compute_capability(int device) {
   static Cache major{}, minor_plus_one{};
   const int high = cached_attribute(major, cudaDevAttrComputeCapabilityMajor, device);
-  int low = minor_plus_one[device].load(std::memory_order_relaxed) - 1;  // a minor of 0 is common
+  int low = minor_plus_one[device].load(std::memory_order_relaxed) - 1;  // stored plus one, since 0 means "not yet
+                                                                         // known"
   if (low < 0) {
     check(cudaDeviceGetAttribute(&low, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
     minor_plus_one[device].store(low + 1, std::memory_order_relaxed);

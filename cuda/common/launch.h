@@ -59,7 +59,7 @@ constexpr bool kOverlap = true;
 
 inline cudaStream_t to_stream(Stream s) { return reinterpret_cast<cudaStream_t>(s); }
 
-// Compute capability as 10 * major + minor, cached per device.
+// Returns the compute capability as 10 * major + minor. The result is cached per device.
 int compute_capability(int device);
 int multiprocessors(int device);
 int current_device();

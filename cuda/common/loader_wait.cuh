@@ -2,13 +2,13 @@
 // tiles load the same operands. If the blocks request a line of memory at about the same time, it is read once. A late
 // request reads the line again, which costs energy and, at the power limit, time. A block that fell behind never
 // catches up, since all blocks multiply equally fast. So the blocks' loaders sometimes wait for each other. The wait
-// changes only the time at which a stage is requested.
+// changes no result, only the time at which a stage is requested.
 #pragma once
 
 #include "rlk/base.h"
 
 namespace rlk::cuda {
-namespace {  // one count per translation unit
+namespace {  // each translation unit has its own counter
 
 __device__ unsigned arrived_loaders;
 constexpr unsigned kLoaderRound = 1024;  // all blocks together add kLoaderRound per round; a launch has fewer blocks

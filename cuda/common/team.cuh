@@ -2,7 +2,7 @@
 #pragma once
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 struct Warp {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }

@@ -43,7 +43,7 @@ struct TileRing {
   int stages;
   RingPosition at;
 
-  // Loads stage k of both operands. All lanes of a warp call this function. They compute the same values, which
+  // Loads stage k of both operands. All lanes of a warp call this function. All lanes compute the same values, which
   // therefore stay in the uniform registers that the TMA unit reads. If only one lane called it, each operand would
   // have to be moved to uniform registers (README of linear).
   template <class PortionA, class PortionB>

@@ -8,7 +8,7 @@
 #include "rlk/base.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Loads data that is read only once. The load bypasses L1, so that L1 keeps the data that threads read again.
 __device__ __forceinline__ uint4 load_once(const void* from) {
@@ -48,8 +48,8 @@ __device__ __forceinline__ uint4 load_in_order(const void* from, std::uint64_t p
 constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 
 // Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. A prefetch
-// occupies no registers, so more bytes can be in flight than registers hold. It returns no value, so it may run before
-// wait_for_previous_kernel(): later writes of the previous kernel reach the same L2. Without hardware for bulk
+// occupies no registers, so more bytes can be in flight than registers hold. A prefetch returns no value, so it may run
+// before wait_for_previous_kernel(): later writes of the previous kernel reach the same L2. Without hardware for bulk
 // prefetches (before compute capability 9.0) the function does nothing.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from,
                                                [[maybe_unused]] std::uint32_t bytes) {

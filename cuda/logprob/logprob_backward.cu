@@ -14,7 +14,7 @@
 #include "probability.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread

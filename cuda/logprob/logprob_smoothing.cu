@@ -8,7 +8,7 @@
 #include "kernels/vocabulary/logprob_smoothing.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 struct SmoothingBlock {
   float* shared_nodes;

@@ -14,7 +14,7 @@
 #include "plan.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Template arguments of the kernels: a call's dtype, its exponential, and whether the call needs moments (for entropy,
 // sum_p_sq or statistics).
@@ -56,7 +56,7 @@ struct Divisor {
 struct alignas(16) StreamRow {
   const void* logits;   // the address that the row's global column 0 would have
   float c;              // log2e / temperature
-  std::int32_t status;  // status bits known before a logit is read, or kIgnoredRow
+  std::int32_t status;  // status bits that are known before any logit is read, or kIgnoredRow
 };
 constexpr std::int32_t kIgnoredRow = -1;
 template <class T>

@@ -10,7 +10,7 @@
 #include "row.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 constexpr int kForwardBlock = 128;     // minimum number of threads per block
 constexpr int kForwardThreads = 1024;  // minimum number of threads per multiprocessor, with 64 registers each
@@ -23,8 +23,8 @@ constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
 template <class T, int kThreads, int kVec8s>
 constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// Prefetches up to two rows of up to kVec8s vec8s into L2. One is a row that a later block will load. The other is this
-// block's own row, if no earlier block prefetches it.
+// Prefetches up to two rows of up to kVec8s vec8s into L2. One is a row that a later block will load. The second is
+// this block's own row, if no earlier block prefetches it.
 template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;
@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(kAnyThreads) rms_norm_any_kernel(const __grid_
   const float rstd = rms_norm_rstd(row_sum<kAnyThreads>(lanes, of_warps), p.columns, p.eps);
   if (p.rstd != nullptr && threadIdx.x == 0) p.rstd[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
-  const Storage* h = residual != nullptr ? new_residual : x;  // a thread reads only what it wrote to new_residual
-                                                              // itself
+  const Storage* h = residual != nullptr ? new_residual : x;  // each thread reads only its own writes
   Storage* y = static_cast<Storage*>(p.y) + p.y_rows.offset(row);
 #pragma unroll 1
   for (std::int64_t k = first; k < columns; k += kStep) {

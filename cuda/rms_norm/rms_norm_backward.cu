@@ -22,7 +22,7 @@
 #include "row.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // groups per 8192 rows
@@ -54,7 +54,7 @@ class GroupRows {
 };
 
 // The shape of a step: a thread has its columns of dy, of h and, if given, of the new residual's gradient, for one or
-// two rows. A step has one barrier. It takes two rows if their values fit in registers (kKept).
+// two rows. A step has one barrier. A step takes two rows if their values fit in registers (kKept).
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   using Storage = typename T::Storage;
   using Shape = GroupShape<T, kThreads, kVec8s>;
   constexpr int kVectors = Shape::kVectors, kRows = Shape::kRows, kStages = Shape::kStages;
-  static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // a thread's vec8s are one lane of the sum
+  static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // all vec8s of a thread belong to one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
   __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // for two steps, which alternate

@@ -3,11 +3,11 @@
 //
 // rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. The
 //   ranges are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds
-//   four whole pairs. Neighbouring threads read neighbouring vectors in both forms. The thread loads all vec8s first,
-//   then the position and the angles, by which it rotates every head. Separate threads copy the columns that are not
-//   rotated.
-// rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each head, and lanes exchange theirs.
-// rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
+//   four whole pairs. In both layouts neighbouring threads read neighbouring vectors. The thread first loads all vec8s,
+//   then the position and the angles, and then rotates every head by these angles. Separate threads copy the columns
+//   that are not rotated.
+// rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each of two heads, and lanes exchange
+// vec8s. rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
 // rope_elements_kernel: one thread rotates one pair of one head. This form serves any width and any alignment.
 #include <algorithm>
 
@@ -20,7 +20,7 @@
 #endif
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // head_in() and head_out() return the address of a head of a token. Heads are numbered through queries first, then
 // keys.
@@ -39,7 +39,7 @@ __device__ __forceinline__ typename T::Storage* head_out(const RopeParams& p, co
   return static_cast<typename T::Storage*>(heads.y) + at.offset(heads.y_tokens) + i * heads.y_head_stride;
 }
 
-// The number of blocks per multiprocessor. It is limited by the registers that hold loads in flight.
+// The number of blocks per multiprocessor, which is limited by the registers that hold loads in flight.
 template <class T, int kHeads, class Angles>
 constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
                             : kHeads* Vec8<T>::kVectors == 2 ? (Angles::kRegisters <= 16 ? 6 : 5)
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, Angles>)
     const int rotary_dim = static_cast<int>(p.rotary_dim), head_dim = static_cast<int>(p.head_dim);
     const int column_a = rotates ? unit * kVec8 : rotary_dim + (unit - g.rotated) * kVec8;
     const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kVec8);
-    const bool has_b = column_b < head_dim;  // the last copied vec8 may lack a partner
+    const bool has_b = column_b < head_dim;  // the last vec8 that is only copied may be without a second vec8
     Vec8<T> a[kHeads], b[kHeads];
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {

@@ -7,7 +7,7 @@
 #include "kernels.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // Returns a section's position id, or 0 for a call without ids.
 __device__ __forceinline__ std::int64_t position_of(const RopeParams& p, const RopeToken& at, int section) {

@@ -1,15 +1,15 @@
-// attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later. It serves every shape, stride and list. One
-// pass computes dq, and its rows are queries. The other pass computes dk and dv, and its rows are keys. In both passes
-// a block of four warps has 64 rows, and processes the tokens of the other kind (keys or queries) 32 at a time, through
-// two stages of shared memory. Both passes compute the scores, so a call takes seven products in place of five. Bound
-// by mma.sync; numbers: README.md.
+// attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later. The kernels serve every shape, stride and list
+// of sequences. One pass computes dq, and its rows are queries. A second pass computes dk and dv, and its rows are
+// keys. In both passes a block of four warps has 64 rows, and processes the tokens of the other kind (keys or queries)
+// 32 at a time, through two stages of shared memory. Both passes compute the scores, so a call takes seven products in
+// place of five. Bound by mma.sync; numbers: README.md.
 #pragma once
 
 #include "../forward_mma.cuh"
 #include "kernels/attention/backward.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // The shape of a block of threads. kColumns: head_dim, rounded up, with +0 in the added columns. kOthers: tokens of the
 // other kind per step. A block of threads writes kOut columns of its gradients.
@@ -131,7 +131,8 @@ class MmaBackward {
                                                        std::int64_t i, std::int64_t head) const {
     return offset_of(a, p_.cu_seqlens_q != nullptr, span.sequence, span.q_first + i) + head * a.head_stride;
   }
-  // Copies a chunk of row `row` of an operand with `dim` columns. If `offset` is kZeroRow or kNoPage it writes +0.
+  // Copies a chunk of row `row` of an operand with `dim` columns. If `offset` is kZeroRow or kNoPage, the chunk becomes
+  // +0.
   __device__ __forceinline__ void load(const AttentionHeads& a, std::int64_t dim, std::int64_t offset,
                                        std::uint32_t operand, int row, int chunk) const {
     load_operand_chunk<T, false>(in_memory(static_cast<const typename T::Storage*>(a.data)), offset, chunk,

@@ -8,7 +8,7 @@
 #include "mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <class T>
 __global__ void __launch_bounds__(kAttentionThreads)

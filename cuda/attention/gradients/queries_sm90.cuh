@@ -1,12 +1,12 @@
-// dq of attention's wgmma backward for more than 128 columns. A job is 128 queries of a head, 64 for each warpgroup. It
-// processes the blocks of keys that these queries see, in descending order, and keeps the sums of dq in registers.
+// dq of attention's wgmma backward for more than 128 columns. A job is 128 queries of a head, 64 for each warpgroup. A
+// job processes the blocks of keys that its queries see, in descending order, and keeps the sums of dq in registers.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // A tile of products: 64 queries of one head by 64 keys.
 template <int kColumns_, int kValueColumns_>
@@ -273,8 +273,8 @@ class QueryGradientRows : GradientSteps {
     }
   }
 
-  // Sets keys and values past the sequence's last key to +0, since TMA may have loaded NaN there. Both warpgroups call
-  // this function.
+  // Sets keys and values past the sequence's last key to +0, since TMA may have loaded NaN there. Both warpgroups must
+  // call this function.
   __device__ __forceinline__ void clear_keys(int used, int keys_stage, int values_stage) const {
     const int chunks = (Tile::kKeys - used) * 8;
     for (int i = warpgroup_ * 128 + thread_; i < chunks * (Tile::kBoxes + Tile::kValueBoxes); i += 256) {

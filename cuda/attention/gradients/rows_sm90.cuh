@@ -1,12 +1,12 @@
 // Rows of attention's wgmma backward. A warpgroup computes the scores of 64 keys of a block with tiles of 64 queries.
-// It keeps dk and dv of these keys in registers, and computes a share of the columns of each tile's dq.
+// The warpgroup keeps dk and dv of these keys in registers, and computes a share of the columns of each tile's dq.
 #pragma once
 
 #include "../../common/mma_sm80.cuh"
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. For each j, it holds the
 // scores of queries 8 j + 2 (lane % 4) and the next one, and the columns of the sums that have these numbers: x[4 j + 2

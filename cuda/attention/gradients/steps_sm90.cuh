@@ -11,7 +11,7 @@
 #include "work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // One warpgroup loads, and two multiply.
 using GradientRegisters = RegisterShares<24, 240>;

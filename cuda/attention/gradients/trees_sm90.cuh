@@ -1,12 +1,12 @@
 // The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of the
-// segment's path. So a token's key may take part in several jobs, one for each segment that sees the key. These jobs
-// add to the key's dk and dv one after another.
+// segment's path. So a token's key may take part in several jobs, one for each segment that sees the key. The jobs of a
+// key add to its dk and dv one after another.
 #pragma once
 
 #include "work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <class Params>
 __device__ __forceinline__ bool has_queries(const Params& p, std::int64_t segment) {

@@ -1,11 +1,12 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90. It serves heads whose tokens TMA can load. A first kernel
-// prepares lse and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three warpgroups
-// takes 128 keys of a key head. It keeps dk and dv of these keys in registers, and processes the query tiles that see
-// the keys, query head by query head. A job has all query heads of the key head, or one of them. With one query head
-// per job, memory holds dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a sum in memory, in
-// the contract's order. A third kernel scales and rounds the sums of dq. Heads of more than 128 columns have one kernel
-// for dk and dv (wide_sm90.cuh), and another kernel for dq (queries_sm90.cuh). If a gradient is NaN, a last kernel
-// repeats the call by mma.sync (attention_repeat_sm90.cu). Bound by wgmma and shared memory; numbers: README.md.
+// attention, backward, of bf16 and fp16 by wgmma, for SM90. The kernels serve heads whose tokens TMA can load. A first
+// kernel prepares lse and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three
+// warpgroups takes 128 keys of a key head. The block keeps dk and dv of these keys in registers, and processes the
+// query tiles that see the keys, query head by query head. A job has all query heads of the key head, or one of them.
+// With one query head per job, memory holds dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a
+// sum in memory, in the contract's order. A third kernel scales and rounds the sums of dq. Heads of more than 128
+// columns have one kernel for dk and dv (wide_sm90.cuh), and another kernel for dq (queries_sm90.cuh). If a gradient is
+// NaN, a last kernel repeats the call by mma.sync (attention_repeat_sm90.cu). Bound by wgmma and shared memory;
+// numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@
 #include "wide_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
 
 // Scales and rounds the sums of dq of a tile. Blocks of threads of this kernel begin on multiprocessors that have no
 // jobs left, while jobs on other multiprocessors still add to tiles. So a block of threads waits until the last block
-// of keys has added to its tile. For a tree it waits for the whole previous kernel. The kernel looks for NaN in one
-// column, since a ds of NaN makes all columns of its query's dq NaN.
+// of keys has added to its tile. For a tree the block waits for the whole previous kernel. The kernel looks for NaN in
+// one column, since a ds of NaN makes all columns of its query's dq NaN.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {

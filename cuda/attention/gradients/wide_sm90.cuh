@@ -6,7 +6,7 @@
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // A tile of products: 64 queries of one head by kKeys keys.
 template <int kColumns_, int kValueColumns_, int kKeys_>
@@ -36,7 +36,7 @@ struct WideGradientTile {
 // of the keys, processes both halves of a tile's queries, and sums all columns. If dk and dv of 128 keys do not fit
 // into registers, a block has 64 keys (kExchanges). Then both warpgroups have the same 64 keys, and each processes half
 // of a tile's queries. The warpgroups exchange rounded p and ds, and each sums half of the columns.
-// Rows are keys. Columns of scores are queries.
+// The rows of scores are keys, and the columns of scores are queries.
 template <class T, class Tile, Exp kExp>
 class WideGradientRows : GradientSteps {
  public:
@@ -71,7 +71,7 @@ class WideGradientRows : GradientSteps {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // first_key(): the warpgroup's first key. row(): the thread's first key. Both count from the job's first key.
+  // first_key(): the warpgroup's first key. row(): the thread's first key. Both numbers count from the job's first key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
 

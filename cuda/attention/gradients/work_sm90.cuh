@@ -23,7 +23,7 @@ void attention_repeat_backward(const AttentionBackwardParams& p, const std::uint
                                cudaStream_t stream);
 }  // namespace sm90
 
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns than the
 // tile.

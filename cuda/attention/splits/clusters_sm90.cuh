@@ -2,8 +2,8 @@
 // one split, eight blocks of keys at a time ("a round"). Each block of threads computes the scores of two blocks of
 // keys and sends the probabilities to all four blocks of threads. Then it sums its quarter of V's columns over all
 // keys. So K and V are loaded only once. The kernel serves calls with so few splits that each split can have four
-// multiprocessors. It gives the same bits as mma.cuh. Bound by the latency of the steps over the keys, which run one
-// after another; numbers: README.md.
+// multiprocessors. The results have the same bits as those of mma.cuh. Bound by the latency of the steps over the keys,
+// which run one after another; numbers: README.md.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 #include "pairs_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <int kColumns_>
 struct ClusterTile : SplitShape<kColumns_, 2> {
@@ -287,7 +287,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       reference[r].q = x.y;
     }
     const int group = block * 4 + warp() % 4;
-    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // other rows are not sent
+    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // results of other rows are not sent
     this->template probabilities<kExp>(
         reference, s,
         [&](int r, float2 x) {

@@ -9,7 +9,7 @@
 #include "rows.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <int kColumns_>
 struct GroupTile : MmaTile<kColumns_> {

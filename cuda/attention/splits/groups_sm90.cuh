@@ -7,7 +7,7 @@
 #include "mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <int kColumns_>
 struct WgmmaGroupTile : WgmmaTile<kColumns_> {

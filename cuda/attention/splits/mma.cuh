@@ -9,7 +9,7 @@
 #include "merge.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // kParts: number of parts of a block of V, which are loaded into the same memory one after another. With two parts and
 // 32-bit offsets of keys, four blocks of threads fit on a multiprocessor of compute capability 9.0.
@@ -156,8 +156,9 @@ class SplitByCopies : SplitRows<T, Tile> {
     copy_async_commit();
   }
   // Starts the copies of rows, all of which are in memory. A thread copies one chunk of 16 bytes, always the same, of
-  // every kRowsAtOnce-th row. It first reads the offsets of several rows: if reads followed copies, the compiler would
-  // wait for each offset. It stores nothing between copies, since stores would take more instructions than the copies.
+  // every kRowsAtOnce-th row. The thread first reads the offsets of several rows: if reads followed copies, the
+  // compiler would wait for each offset. The thread stores nothing between copies, since stores would take more
+  // instructions than the copies.
   template <int kRowsOfAll>
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const Offset* from,
                                             std::uint32_t to) const {

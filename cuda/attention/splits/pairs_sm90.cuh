@@ -13,7 +13,7 @@
 #include "merge.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 template <int kColumns_>
 struct PairTile : SplitShape<kColumns_, 2> {

@@ -9,7 +9,7 @@
 #include "kernels/attention/partials.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture compiles its own copy
 
 // kWarps warps process kBlocks blocks of keys together, and four warps compute the scores of each block. With blocks of
 // 64 keys, two of these four warps compute no scores.
@@ -257,7 +257,7 @@ class SplitRows {
     }
     return false;
   }
-  // The number of a sequence's places in q. The last sequence's places reach to the end of a packed q.
+  // The number of a sequence's places in q. For a packed q, the last sequence's places reach to the end of q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
     if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
     if (!Tile::kMixed && sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
@@ -446,7 +446,7 @@ class SplitRows {
         reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
         [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
   }
-  // Adds the sums of block `which` to the chains of l. Each of 128 threads has chain thread % 8 of row thread / 8.
+  // Adds the sums of block `which` to the chains of l. Thread t of 128 has chain t % 8 of row t / 8.
   __device__ __forceinline__ void add_probabilities(int which, int thread) {
     const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
@@ -514,7 +514,7 @@ class SplitRows {
     const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
     return cells + (first_place_ + query_of(row)) * p_.num_q_heads + head_of(row);
   }
-  // Stores rows that see a key of the split. Other rows keep blank partials.
+  // Stores rows that see a key of the split. Partials of other rows keep the values that attention_blank_kernel wrote.
   __device__ __forceinline__ void store_partials() const {
     const float l = sum_of_chains();
     const int of_stats = threadIdx.x / 8 % Tile::kRows, lane_of_row = of_stats % 8 * 4;
@@ -596,8 +596,8 @@ class SplitRows {
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
   }
-  // The threads that hold a row's chains get the row's m (+Inf: the row sees no key) through shared memory. They return
-  // the row's RowScale the same way.
+  // The threads that hold a row's chains get the row's m (+Inf: the row sees no key) through shared memory. These
+  // threads return the row's RowScale through shared memory, too.
   __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
   __device__ __forceinline__ void put_references() const {
     if (warp() != 0 || lane() % 4 != 0) return;
