@@ -1,7 +1,7 @@
 // covariance_mask: passes over tokens for the means and the covariances, then a radix select over slots. All
 // architectures share this source. If L2 holds the batch, launches limit the speed; otherwise HBM does. All inputs
-// except the old log-probabilities are read twice. The output array holds the candidates. It is written three times,
-// read once for each digit, and read two more times.
+// except the old log-probabilities are read twice. The output array holds the candidates. The kernels write this array
+// three times, read it once for each digit, and read it two more times.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/covariance_select.h"

@@ -13,7 +13,8 @@
 namespace rlk {
 namespace cuda {
 
-// Operations of formulas on columns. Argument-dependent lookup finds them, so they are outside the unnamed namespace.
+// Operations of formulas on columns. They are outside the unnamed namespace, where argument-dependent lookup finds
+// them.
 template <class T>
 using Eight = Numbers<T, kVec8, float>;
 template <class T>

@@ -136,8 +136,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     Row<T, kVector> rows[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // Past the end the last token is loaded again. This avoids a branch, so all loads are in flight before the first
-      // wait.
+      // Past the end the last token is loaded again. Without a branch, all loads are in flight before the first wait.
       rows[i].load(dy + p.dy_rows.offset(tokens[min(begin + i, count - 1)]), columns);
     }
 #pragma unroll

@@ -3,7 +3,7 @@
 //
 // The sort is a stable radix sort by digits of the row index, the lowest digit first. A pass consists of three kernels:
 // embedding_count_kernel: a block counts the digits of its tile. The first pass makes the keys from the ids.
-// embedding_begin_kernel: one block computes prefix sums of the counts. They give where each tile's tokens with each
+// embedding_begin_kernel: one block computes prefix sums of the counts, which say where each tile's tokens with each
 //   digit begin.
 // embedding_scatter_kernel: a warp takes 256 keys in order, 32 at a time. match.any finds equal digits; keys with equal
 //   digits take positions in lane order. The last pass marks the rows that have a token.
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kSortThreads)
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int d = static_cast<int>(threadIdx.x); d < kEmbeddingDigits; d += kSortThreads) counts[d] = 0;
-  if (kFromIds && !p.accumulate) {  // the part of the workspace is whole vectors
+  if (kFromIds && !p.accumulate) {  // `present` consists of whole vectors
     const std::int64_t step = std::int64_t{gridDim.x} * kSortThreads;
     for (std::int64_t v = std::int64_t{blockIdx.x} * kSortThreads + threadIdx.x; 16 * v < p.num_rows; v += step) {
       reinterpret_cast<uint4*>(w.present)[v] = make_uint4(0, 0, 0, 0);

@@ -2,10 +2,11 @@
 //
 // Each block processes one sequence, from its end to its beginning. A warp takes a chunk of 128 tokens at a time, four
 // tokens per lane. A chunk needs two values of the later chunks: the value of the first token there that counts, and x.
-// Warps exchange both through shared memory. Each warp first scans its chunk as if x after the chunk were 0. Then it
-// computes x from chunk to chunk, with the chunks' totals. The loads of the next chunks are in flight meanwhile. In
-// most chunks all tokens count. If coefficients are constants (gae and discounted_returns), all such chunks share the
-// coefficients of the scan, and only x is scanned. All architectures share this source; each has its own machine code.
+// Warps exchange both values through shared memory. Each warp first scans its chunk as if x after the chunk were 0.
+// Then each warp computes x from chunk to chunk, with the chunks' totals. The loads of the next chunks are in flight
+// meanwhile. In most chunks all tokens count. If coefficients are constants (gae and discounted_returns), all such
+// chunks share the coefficients of the scan, and only x is scanned. All architectures share this source; each has its
+// own machine code.
 #include <limits>
 
 #include "../common/kernels.h"

@@ -1,5 +1,5 @@
 // Copies rows of 16-bit elements, which may begin at any element, to rows at multiples of 16 bytes. A thread copies a
-// few vectors of 16 bytes. For each of them it loads two aligned vectors and shifts their words. Bound by HBM.
+// few vectors of 16 bytes. For each vector, the thread loads two aligned vectors and shifts their words. Bound by HBM.
 #include "../common/dependent_launch.cuh"
 #include "gemm_copies.h"
 #include "kernels/rows/row_split.h"

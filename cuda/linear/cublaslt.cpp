@@ -1,4 +1,4 @@
-// The part of cuBLASLt's binary interface that a product needs, and its calls.
+// The part of cuBLASLt's binary interface that a product needs, and the calls of cuBLASLt's functions.
 #include "cublaslt.h"
 
 #include <dlfcn.h>

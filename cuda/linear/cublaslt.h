@@ -1,6 +1,6 @@
 // NVIDIA's cuBLASLt as an engine of linear, if this process or the system has the library. The library is found at run
-// time and never linked. It computes a product only if one of its algorithms is recorded to give the bits of our
-// kernels (cublaslt_records.h).
+// time and never linked. cuBLASLt computes a product only if an algorithm is recorded to give the bits of our kernels
+// (cublaslt_records.h).
 #pragma once
 
 #include <cuda_runtime.h>

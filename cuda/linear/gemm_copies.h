@@ -8,8 +8,8 @@
 
 namespace rlk::cuda {
 
-// Copies rows of 16-bit elements to rows that begin at multiples of 16 bytes. From its last element to the pitch, a row
-// of the copy is filled with zeros.
+// Copies rows of 16-bit elements to rows that begin at multiples of 16 bytes. After its last element, a row of the copy
+// is filled with zeros up to the pitch.
 struct AlignedRowsParams {
   const void* from = nullptr;  // [rows, columns], at multiples of 2 bytes
   void* to = nullptr;          // [rows, pitch], at a multiple of 16 bytes

@@ -127,8 +127,8 @@ class OperandLoad {
 
   const GemmOperand& x_;
   const std::int64_t first_;
-  // Address of this thread's chunk of row 0 of the operand. It is stored as an integer: nvcc would compute a pointer
-  // again for each chunk, in elements from the operand's beginning.
+  // Address of this thread's chunk of row 0 of the operand. The address is an integer, because nvcc would compute a
+  // pointer again for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
   int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
   const int to_;

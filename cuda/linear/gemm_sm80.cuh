@@ -35,8 +35,8 @@ struct GemmTileSm80 {
   static constexpr int kRowTiles = kWarpM / 16, kColumnTiles = kWarpN / 8;
   static constexpr int kStageBytes = (kM + kN) * kStageK * 2;
   // Whether a stage's first fragments are loaded while the products of the previous stage run. The last step of the
-  // previous stage then waits for this stage's copies. Small tiles lack the registers for this. Instead, warps of other
-  // blocks run during the wait.
+  // previous stage then waits for this stage's copies. Small tiles lack the registers for these early loads. Instead,
+  // warps of other blocks run during the wait.
   static constexpr bool kLoadsAhead = kM * kN >= 128 * 128;
 };
 using LargeTile = GemmTileSm80<128, 256, 2, 4, 64, 1, 3>;
@@ -93,7 +93,7 @@ struct StageProduct {
   template <class T, class Copy, class Next>
   __device__ __forceinline__ void multiply(Step (&s)[2], std::uint32_t stage, Sums& d, const Copy& copy,
                                            const Next& next) const {
-    static_assert(kSteps % 2 == 0);  // so s[0] is free for the next stage in the last step
+    static_assert(kSteps % 2 == 0);  // in the last step, s[0] is free for the next stage
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       if (step + 1 < kSteps) {
@@ -160,8 +160,8 @@ class PendingSums {
   Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
 };
 
-// kLevels: levels of pending sums. It is 0 if there is one part, 1 for token blocks, and kSegmentLevels for segments or
-// token blocks.
+// kLevels: levels of pending sums: 0 for a single part, 1 for token blocks, and kSegmentLevels for segments or token
+// blocks.
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)
     gemm_sm80_kernel(const __grid_constant__ GemmLaunchSm80 g) {

@@ -28,8 +28,8 @@ struct GemmTile {
   static constexpr bool kAMnMajor = kAExtentContiguous, kBMnMajor = kBExtentContiguous;
   static constexpr Combine kCombine = kCombination;
   static constexpr bool kAdds = kAMnMajor && kBMnMajor;  // weight gradients: main_grad, token blocks
-  // Kernels of wide tiles compute the next tile's position while their products run. The short steps of narrow tiles
-  // would not hide this computation.
+  // Kernels of wide tiles compute the next tile's position while products run. The short steps of narrow tiles would
+  // not hide this computation.
   static constexpr bool kPlacesAhead = kBM * kBN >= 128 * 192;
   static constexpr bool kTransposed = kIsTransposed, kLoadsRows = kRowUnit > 0;
   static constexpr int kUnit = kRowUnit;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   } else {
     __syncthreads();
   }
-  // If the previous kernel only copies B, the warps that load A need not wait for it.
+  // If the previous kernel only copies B, the warps that load A need not wait for that kernel.
   if (!Tile::kLoadsRows || !g.follows_copy || warp <= Tile::kWarpgroups * 4) wait_for_previous_kernel();
 
   int tiles_a = g.tiles_a, k_steps = g.k_steps;

@@ -1,6 +1,6 @@
 // Matrix product for compute capability 9.0 with few rows of x. Reads of the weights limit its speed. One warp streams
 // slices of `slice_rows` weight rows through shared memory by TMA. Each of the other warps multiplies 16 weight rows
-// with all rows of x by mma.sync, because its steps have a lower latency than those of wgmma. README.md has
+// with all rows of x by mma.sync, because steps of mma.sync have a lower latency than steps of wgmma. README.md has
 // measurements.
 #pragma once
 

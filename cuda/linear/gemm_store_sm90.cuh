@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
 }
 
 // Loads the addend for a warp's 16 rows of the tile, in wgmma's layout. kAdds: the addend is added to the sums;
-// otherwise it replaces them.
+// otherwise the addend replaces the sums.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
                                             int column, int lane) {

@@ -35,8 +35,8 @@ void require_16_bit(DType t) {
 }
 
 // Runs cuBLASLt if it is allowed and the product is recorded. Otherwise the function runs the sm_90 kernels, if they
-// can read the operands or copies of them in the workspace. If they cannot, it runs the kernel for any layout. All of
-// these kernels give the same bits.
+// can read the operands or copies of them in the workspace. If the sm_90 kernels cannot read them, the function runs
+// the kernel for any layout. All of these kernels give the same bits.
 void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, Stream stream) {
   if (p.m == 0 || p.n == 0) return;
   const DeviceGuard guard(device);

@@ -148,7 +148,7 @@ namespace RLK_CUDA_ARCH {
 void linear_bias_grad(const LinearBiasGradParams& p, cudaStream_t stream) {
   if (p.out_features == 0) return;
   const bool vector = rows_begin_at_16_bytes(p.dy, p.dy_rows, p.num_rows, size_of(p.dtype));
-  // A block takes 64 bytes of each row if all multiprocessors then have columns. Otherwise it takes 32 bytes, the
+  // A block takes 64 bytes of each row if all multiprocessors then have columns. Otherwise a block takes 32 bytes, the
   // smallest unit of memory reads.
   const bool wide = p.out_features > std::int64_t{multiprocessors(current_device()) - 1} * 4 * kVec8;
   if (p.dtype == DType::kBFloat16) {

@@ -3,8 +3,8 @@
 //
 // Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One warpgroup processes
 // the logits of its tile while the other warpgroup multiplies. A pair of tiles has three leaves. The first warpgroup
-// computes the first leaf's statistics. Each of its threads passes z of its columns among the second leaf's first 64
-// columns to the thread of the second warpgroup that has the same rows and chains.
+// computes the first leaf's statistics. Each thread of the first warpgroup has some of the second leaf's first 64
+// columns. It passes z of these columns to the thread of the second warpgroup that has the same rows and chains.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -76,8 +76,8 @@ __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& 
   }
 }
 
-// The thread's index in its warpgroup. Each call reads it again, because registers have no room for values derived from
-// it besides the accumulators.
+// The thread's index in its warpgroup. Each call reads the index again: besides the accumulators, registers have no
+// room for values derived from the index.
 __device__ __forceinline__ int thread_index() {
   int index;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
 #pragma unroll
       for (int half = 0; half < Tile::kHalves; ++half) {
 #pragma unroll
-        for (int i = 0; i < Tile::kFragment; ++i) asm volatile("" : "+f"(d[half][i]));  // else ptxas spills roundings
+        for (int i = 0; i < Tile::kFragment; ++i) asm volatile("" : "+f"(d[half][i]));  // otherwise ptxas spills
       }
       const int parity = (fixed.pairs_before[warpgroup] + pair) & 1;
       const auto handed = [&](int half, int h, int j, int thread) -> float2* {

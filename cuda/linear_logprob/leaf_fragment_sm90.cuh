@@ -1,7 +1,7 @@
 // Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves per row. Thread t of a
-// warpgroup holds two of its warp's sixteen rows, r and r + 8 with r = t / 4 % 8. In these rows it holds columns 8 j +
-// 2 (t % 4) + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics. So all work that
-// can wait runs while the next tile's products run.
+// warpgroup holds two of its warp's sixteen rows, r and r + 8 with r = t / 4 % 8. In these rows, thread t holds columns
+// 8 j + 2 (t % 4) + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics. So all
+// work that can wait runs while the next tile's products run.
 #pragma once
 
 #include "../common/element.cuh"

@@ -1,5 +1,5 @@
-// The second launch of the fused head. A warp computes a row's outputs from the row's nodes. For few rows a block does
-// so.
+// The second launch of the fused head. A warp computes a row's outputs from the row's nodes. For few rows, a block
+// computes a row's outputs.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -24,8 +24,8 @@ struct HeadNodes {
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
-// The node of a tile in a strip's tree over kStripTiles tiles. If only the strip's node was stored, it stands for the
-// first tile, and all other tiles are identities.
+// The node of a tile in a strip's tree over kStripTiles tiles. If only the strip's node was stored, the strip's node
+// stands for the first tile, and all other tiles are identities.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
   const int item = part * n.columns.strips_per_part + strip;
   if (item >= n.items.whole) {

@@ -7,7 +7,7 @@
 
 namespace rlk::cuda {
 
-// A node in memory. Without moments it has only a reference and a sum.
+// A node in memory. Without moments, a node has only a reference and a sum.
 template <bool kMoments>
 struct alignas(16) NodeOf {
   float m, S, E, Q;

@@ -44,7 +44,7 @@ __device__ __forceinline__ bool has_vectors(const MaskedWhitenParams& p, const T
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0 && mask_has_vectors(p.mask, span);
 }
 
-// Results for a sequence: the sum, minimum and maximum of its tokens. With kSquares: the sum of their squared
+// Results for a sequence: the sum, minimum and maximum of its tokens. With kSquares: the sum of the tokens' squared
 // deviations from the mean.
 template <bool kSquares>
 __global__ void __maxnreg__(kWhitenRegisters) whiten_sums_kernel(const __grid_constant__ MaskedWhitenParams p) {

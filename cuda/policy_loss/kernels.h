@@ -1,4 +1,4 @@
-// Parts of policy_loss besides its line in ../tokens/operators.inc: its plan, and the product with gradients.
+// The parts of policy_loss that ../tokens/operators.inc does not define: its plan, and the product with gradients.
 #pragma once
 
 #include "../common/kernels.h"

@@ -1,6 +1,6 @@
-// policy_loss: its kernels for the terms of tokens. It shares all other kernels with other operators (../tokens). Bound
-// by HBM: the arrays of tokens are read once, or twice if the ratio belongs to a sequence. The gradients are written
-// once.
+// policy_loss: its kernels for the terms of tokens. All other kernels of policy_loss are in ../tokens, and other
+// operators share these kernels. Bound by HBM: the arrays of tokens are read once, or twice if the ratio belongs to a
+// sequence. The gradients are written once.
 #include "../tokens/passes.cuh"
 #include "../tokens/plain.cuh"
 #include "kernels.h"

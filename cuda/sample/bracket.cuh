@@ -363,7 +363,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     return true;
   }
   // Does the last step of find_last for a bin of many columns. A pass over the list first collects these columns. goal:
-  // the mass that they must reach.
+  // the mass that the bin's columns must reach.
   template <class Bin>
   __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
     SampleShared& s = s_.base;

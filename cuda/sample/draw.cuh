@@ -1,5 +1,5 @@
-// A warp draws a column. It descends five levels of the tree at a time, then draws one of the leaf's chains, and then a
-// column of this chain.
+// A warp draws a column: the warp descends five levels of the tree at a time, then draws one of the leaf's chains, and
+// then a column of this chain.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
   bool simple = true;
 #pragma unroll
   for (int k = 0; k < kTrees; ++k) {
-    // Maps the bits of m to integers in the same order; a NaN becomes the largest or the least one.
+    // Maps the bits of m to integers in the same order; a NaN becomes the largest or the smallest integer.
     const std::int32_t bits = bits_of(nodes[k].m), key = bits < 0 ? bits ^ 0x7fffffff : bits;
     const std::int32_t most = __reduce_max_sync(kAllLanes, key);
     m[k] = float_of(most < 0 ? most ^ 0x7fffffff : most);
@@ -161,8 +161,8 @@ __device__ __forceinline__ float z_in_lanes(const float (&z)[kOwnColumns], int c
   return column < 2 * kWarp ? low : high;
 }
 
-// The roots that a scan stores, one for every 32 neighbouring slots. They lie behind the nodes and the leaves' largest
-// z.
+// The roots that a scan stores, one for every 32 neighbouring slots. The roots lie behind the nodes and the leaves'
+// largest z.
 __device__ __forceinline__ float* scanned_roots(float* nodes, std::int64_t slots) { return nodes + 3 * slots; }
 
 }  // namespace

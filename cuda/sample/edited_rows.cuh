@@ -1,6 +1,6 @@
 // Rows that a list of first columns cuts, and whose history and bias edit some columns. The first scan reads the
-// unedited logits. The block that finishes a row computes the row's edits before it waits for the scan, and adds them
-// to the leaves' largest z and to the list. All architectures share this source.
+// unedited logits. The block that finishes a row computes the row's edits before it waits for the scan. The block
+// applies the edits to the leaves' largest z and to the list. All architectures share this source.
 #pragma once
 
 #include "finish_kernels.cuh"

@@ -1,7 +1,7 @@
-// The work after a scan (scan.cuh): each block finishes one row. It lists the row's first columns (its largest z) from
-// the leaves that may hold these columns, and cuts the list. Then it computes the tree above the leaves, draws, and
-// writes the results. If no list can hold a row's cut, the row takes the selection of kernels/sample/select.h. All
-// architectures share this source.
+// The work after a scan (scan.cuh): each block finishes one row. The block lists the row's first columns (the largest
+// z) from the leaves that may hold these columns, and cuts the list. Then the block computes the tree above the leaves,
+// draws, and writes the results. If no list can hold a row's cut, the row takes the selection of
+// kernels/sample/select.h. All architectures share this source.
 #pragma once
 
 #include "bracket.cuh"
@@ -61,8 +61,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  // i: the row's number in the chunk. draws: whether this launch draws most rows. If it does not, the random words are
-  // computed only when a row needs them.
+  // i: the row's number in the chunk. draws: whether this launch draws most rows. If it draws only a few rows, the
+  // random words are computed when a row needs them.
   __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
                          bool draws)
       : Base(Team(), p, chunk.first + i, &shared->base, chunk.masks + i * sample_mask_words(p.vocab_size),
@@ -309,9 +309,9 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
 #pragma unroll 4
     for (int i = thread() - kWarp; i < listed; i += kWriters) p_.kept_ids[begin + i] = from[i];
   }
-  // Shared memory of a list, which replaces the arrays of Base. It holds the nodes and masks of the slots that keep a
-  // column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends() holds
-  // the index at which each slot's columns end.
+  // Shared memory of a list, which replaces the arrays of Base. This memory holds the nodes and masks of the slots that
+  // keep a column, in ascending order. sorted() and ids() hold z and ids of the kept columns, ascending by id. ends()
+  // holds the index at which each slot's columns end.
   __device__ uint4* masks() const { return reinterpret_cast<uint4*>(s_.base.masses); }
   __device__ float2* listed_nodes() const { return reinterpret_cast<float2*>(s_.base.list); }
   __device__ float* sorted() const { return reinterpret_cast<float*>(s_.base.list + kMostListed); }
@@ -407,8 +407,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     }
     return block_sum<kThreads>(mine, &s_, 1);
   }
-  // Cuts the row by a list of its first columns. Returns whether the list was long enough. If it was, the mask has the
-  // kept columns, and each slot that keeps a column has a node.
+  // Cuts the row by a list of its first columns. Returns whether the list was long enough. If the list was long enough,
+  // the mask has the kept columns, and each slot that keeps a column has a node.
   template <bool kEnds>
   __device__ __forceinline__ bool by_list(const SampleRow& want, std::uint64_t min_mass, const LeafKeys<kThreads>& keys,
                                           std::uint64_t* kept) {
@@ -435,7 +435,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     std::uint64_t before[kOwnListed], mass[kOwnListed], mine = 0;
     bool keeps[kOwnListed];
     std::uint32_t survivors = 0, kept_bits = 0;
-    // In a short list, two lanes share a column. Each lane compares it with half of the other columns.
+    // In a short list, two lanes share a column. Each lane compares the column with half of the other columns.
     const bool shares = size <= kThreads / 2;
     const int first = shares ? warp_of_block() * (kWarp / 2) + lane() % (kWarp / 2) : thread();
     const int from = shares ? lane() / (kWarp / 2) : 0, step = shares ? 2 : 1;
@@ -604,8 +604,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
 
   // Computes the tree, draws unless `best` gives the token, and writes the row's results. All threads call this
-  // function. kEnds: this launch writes the kept set. Its count is published before the draw, so later rows need not
-  // wait for the draw.
+  // function. kEnds: this launch writes the kept set. The set's count is published before the draw, so later rows need
+  // not wait for the draw.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     if (!has_scanned_roots()) find_roots();

@@ -102,7 +102,7 @@ __device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared
   return block_sum<kThreads>(x, s->wide);
 }
 
-// The bits of z as an integer key that ascends with z, and z of such a key.
+// key_of: an integer key that ascends with z. z_of_key: z of such a key.
 __device__ __forceinline__ std::uint32_t key_of(float z) {
   return ~static_cast<std::uint32_t>(rank_of(z, 0) >> kIdBits);
 }
@@ -120,7 +120,7 @@ struct SlotMap {
     }
     return {cuts, static_cast<int>(p.valid_vocab), leaf_height(p.vocab_size)};
   }
-  // First column of a slot; `columns`: how many of them are valid.
+  // First column of a slot. `columns`: the number of the slot's valid columns.
   __device__ __forceinline__ int first(int slot, int* columns) const {
     const int part = slot >> height, at = cuts[part] + (slot - (part << height)) * kLeafColumns;
     *columns = max(0, min(kLeafColumns, min(cuts[part + 1], valid) - at));
@@ -131,8 +131,7 @@ struct SlotMap {
     first(slot, &columns);
     return columns > 0;
   }
-  // Whether scans store a root for every 32 slots. They do if each of their groups holds slots of one part
-  // (group_grid).
+  // Whether scans store a root for every 32 slots: true if each group of a scan holds slots of one part (group_grid).
   __device__ __forceinline__ bool scans_roots() const { return most_columns() > kGroupColumns / 2; }
   // The largest number of columns, and of leaves, in a part.
   __device__ __forceinline__ int most_columns() const {
@@ -155,7 +154,7 @@ struct SlotMap {
 
 // A column's place: its leaf slot, then its number in the leaf. Places ascend with ids.
 __device__ __forceinline__ int place_of(int slot, int column) { return slot * kLeafColumns + column; }
-// The last column up to a place.
+// The id of the last column whose place is at most `place`.
 __device__ __forceinline__ int id_of_place(const SlotMap& map, int place) {
   const int part = min(place / kLeafColumns >> map.height, kNumParts - 1);
   return min(map.cuts[part] + place - (part << map.height) * kLeafColumns, map.cuts[part + 1] - 1);
@@ -282,9 +281,9 @@ __device__ __forceinline__ float element_of(const float (&z)[16], int i) {
   return x[0];
 }
 
-// A list of ranks of present columns, in base.list. It holds every column whose key is at least `bound`. So if the list
-// has `count` columns or more, it holds the first `count` columns of the row. size is -1 if the list has no room for
-// the columns.
+// A list of ranks of present columns, in base.list. The list holds every column whose key is at least `bound`. So if
+// the list has `count` columns or more, it holds the first `count` columns of the row. size is -1 if the list has no
+// room for the columns.
 struct FirstColumns {
   int size;
   std::uint32_t bound;

@@ -13,8 +13,8 @@ namespace {  // one copy per architecture
 constexpr int kHeadDrawThreads = 256;
 constexpr int kDrawsAtOnce = 4;  // roots per warp whose draws overlap; 32 roots hold 131,072 columns
 
-// Before the previous kernel ends, the block computes everything once from made-up nodes. This brings its instructions
-// into the multiprocessor's cache, from which the stream of weights does not evict them.
+// Before the previous kernel ends, the block computes everything once from made-up nodes. The first run brings the
+// block's instructions into the multiprocessor's cache, from which the stream of weights does not evict them.
 __global__ void __launch_bounds__(kHeadDrawThreads)
     linear_sample_draw_kernel(const __grid_constant__ SampleParams p, const float* const all_nodes,
                               const std::int64_t row_floats) {

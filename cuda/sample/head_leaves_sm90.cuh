@@ -1,7 +1,7 @@
 // The first launch of linear_sample for at most 64 rows on compute capability 9.0: hidden @ weight^T by TMA and wgmma.
-// A tile is one leaf of all rows. One warpgroup computes the leaf's node in each row's tree. It also draws a column of
-// the leaf for each row. This is possible before the draw of a leaf, because a row's random words below a leaf are the
-// same for all leaves. No logits are written to memory. Bound by HBM.
+// A tile is one leaf of all rows. One warpgroup computes the leaf's node in each row's tree. The warpgroup also draws a
+// column of the leaf for each row. A column can be drawn before the leaf is drawn, because a row's random words below a
+// leaf are the same for all leaves. No logits are written to memory. Bound by HBM.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(LeafTile::kThreads, 1)
   }
   if (threadIdx.x < 32) mbarrier_init_fence();
   __syncthreads();
-  // The next kernel reads the call's arguments before it waits for this kernel. So it may begin only after the kernel
-  // before this one, which may write the arguments, has ended.
+  // The next kernel reads the call's arguments before it waits for this kernel. So the next kernel may begin only after
+  // the kernel before this kernel, which may write the arguments, has ended.
   wait_for_previous_kernel();
   allow_next_kernel();
 

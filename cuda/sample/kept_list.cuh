@@ -210,7 +210,8 @@ class KeptList {
 
  private:
   // Shared memory holds four values for each leaf: its mask, its reference, the number of kept columns before it, and
-  // an entry of the list of leaves with many columns. Behind these values it holds the terms of the kept columns.
+  // an entry of the list of leaves with many columns. Behind these values, shared memory holds the terms of the kept
+  // columns.
   static_assert(Masks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {

@@ -47,13 +47,13 @@ __device__ __forceinline__ ChunkRow row_of(const SampleParams& p, const SampleCh
 namespace RLK_CUDA_ARCH {
 
 // sample_rows computes the results of a chunk's rows except the n best. sample_raw computes the raw log-probabilities.
-// rows.cuh defines both.
+// rows.cuh defines both functions.
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>
 void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 // Computes the results of rows whose edits the finishing blocks compute, after the first scan. edited_rows.cuh defines
-// it.
+// this function.
 template <class T, Exp kExp>
 void finish_edited_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 // Computes the n best of a chunk's rows, if the call requests them.

@@ -184,7 +184,8 @@ class LeafScan {
       load(i, leaf, base + quarter_, z);
       if (masked) drop(base + quarter_, z);
       if (samples && leaf.columns > 0) {
-        // Samples eight consecutive columns of each leaf. Their place in the leaf differs between neighbouring leaves.
+        // Samples eight consecutive columns of each leaf. The columns' place in the leaf differs between neighbouring
+        // leaves.
         const bool odd = (quarter_ & 1) != 0, high = (quarter_ & 2) != 0;
         static_assert(kSampledColumns == kNumChains);
         sample[slot_of(base + quarter_) * kSampledColumns + chain_] = high ? odd ? z[13] : z[9] : odd ? z[5] : z[1];
@@ -286,7 +287,7 @@ class LeafScan {
     int count = 0;  // the lane's columns in the bracket
 #pragma unroll
     for (int k = 0; k < kLeafSteps; ++k) {
-      // The hardware's exponential needs no clamp: below it, its mass is 0, too.
+      // The hardware's exponential needs no clamp: for z below the clamp, its mass is 0, too.
       const float clamped = kExp == Exp::kHardware ? z[k] : fmaxf(z[k], row.q);
       const double mass = MassSum::units_of(Chains<kExp, false>::exponential(clamped, row.c, addend));
       total->add(mass);

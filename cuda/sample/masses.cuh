@@ -119,7 +119,7 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
 #pragma unroll
       for (int r = 0; r < kVec8; ++r) {
         if (!kAll) z[r] = (words[k] >> shift >> r & 1) != 0 ? z[r] : -infinity();
-        // The hardware's exponential needs no clamp: below it, its mass is 0, too.
+        // The hardware's exponential needs no clamp: for z below the clamp, its mass is 0, too.
         const float clamped = kExp == Exp::kHardware ? z[r] : fmaxf(z[r], row.q);
         const float e = Exponential::exponential(clamped, row.c, addend);
         const bool is_above = kBounded && z[r] >= row.high;

@@ -1,7 +1,7 @@
-// process_logits: a block computes a tile of a row's columns. It keeps the columns' counts in shared memory and reads
-// the row's whole history. If only edited columns are requested, a block computes a whole row. The kernels use
+// process_logits: a block computes a tile of a row's columns. The block keeps the columns' counts in shared memory and
+// reads the row's whole history. If only edited columns are requested, a block computes a whole row. The kernels use
 // kernels/sample/process_logits.h, shared with the CPU and HIP. HBM limits the speed, by one read of the logits and one
-// write of the output. If only edited columns are requested, the latency of these few columns limits it. All
+// write of the output. If only edited columns are requested, the latency of these few columns limits the speed. All
 // architectures share this source.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"

@@ -1,5 +1,5 @@
-// The n best of a row, from the leaves that may hold them. Each block processes one row. Compiled once per
-// architecture.
+// Finds the n best columns of a row, in the leaves that may hold these columns. Each block processes one row. Compiled
+// once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
 #include "kernels/sample/top.h"

@@ -88,7 +88,8 @@ __device__ __forceinline__ SoftmaxStats masked_stats(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// Writes z of eight consecutive columns, and -Inf for absent columns. Their place differs between neighbouring leaves.
+// Writes z of eight consecutive columns, and -Inf for absent columns. The place of the eight columns differs between
+// neighbouring leaves.
 template <class T>
 __device__ __forceinline__ void sample_leaf(const Leaf<T>& leaf, int n, bool masked,
                                             const std::uint32_t (&words)[kMaskWords], int lane, float* to) {

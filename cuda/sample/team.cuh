@@ -25,7 +25,7 @@ __device__ __forceinline__ std::int64_t hidden(std::int64_t x) {
   return x;
 }
 
-// Whether the masses of the row's present columns alone decide which column is the last kept one.
+// Whether the masses of the row's present columns alone decide which column is the last kept column.
 __device__ __forceinline__ bool cuts_by_mass(const SampleParams& p, const SampleRow& want) {
   return !want.greedy && want.top_p < 1.0f && (want.top_k <= 0 || want.top_k >= p.valid_vocab) &&
          (want.min_p == 0.0f || p.order != SampleOrder::kVllm);

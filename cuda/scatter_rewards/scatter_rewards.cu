@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kTokenThreads, (kSpreads ? 3 : 4))
   reward_sequences<TokenGpu, kSpreads>(p, static_cast<const TilePartial<8>*>(p.workspace), tile, blockIdx.x);
 }
 
-// Only packed calls launch this kernel. It is separate because its code would spill registers inside the spread kernel.
+// Only packed calls launch this kernel. As a part of the spread kernel, this code would spill registers.
 __global__ void reward_rest_kernel(const __grid_constant__ ScatterRewardsParams p) {
   wait_for_previous_kernel();
   clear_spread_rest<TokenGpu>(p, blockIdx.x);

@@ -33,7 +33,7 @@ __device__ __forceinline__ unsigned counted_in(const uint4& v, int bytes, std::u
   }
   return count;
 }
-// `threads` threads together count the elements that count in a mask of `length` tokens at `from`. Returns this
+// `threads` threads together add up how many elements count in a mask of `length` tokens at `from`. Returns this
 // thread's part of the count.
 __device__ __forceinline__ unsigned count_tokens(const TokenMask& mask, const unsigned char* from, int length,
                                                  int thread, int threads) {
@@ -72,7 +72,8 @@ __device__ __forceinline__ unsigned sum_over_block(unsigned count, unsigned (&of
   return sum;
 }
 
-// Replaces token_statistics_kernel. It stores the number of tokens of each tile, and 0 for all other partial results.
+// Replaces token_statistics_kernel. The kernel stores the number of tokens of each tile, and 0 for all other partial
+// results.
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads)
     token_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,

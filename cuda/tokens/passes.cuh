@@ -1,5 +1,5 @@
-// Passes over tokens: the kernels of kernels/tokens/passes.h on CUDA. On compute capability 9.0 and later, each
-// kernel is launched while the previous one runs, and waits for that kernel's results. All architectures share this
+// Passes over tokens: the kernels of kernels/tokens/passes.h on CUDA. On compute capability 9.0 and later, each kernel
+// is launched while the previous kernel runs, and waits for the previous kernel's results. All architectures share this
 // source; each has its own machine code.
 #pragma once
 
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   token_terms<TokenGpu, Batch, Terms...>(p, w, slots, tile, blockIdx.x, &shared);
 }
 
-// Whether this block is the last block of its launch to call this function. If it is, all of its threads see what all
+// Whether this block is the last block of its launch to call this function. All threads of the last block see what all
 // other blocks wrote before.
 __device__ __forceinline__ bool is_last_block(std::uint32_t* finished, bool* shared) {
   __threadfence();
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
 // The pass over tokens, with its dynamic shared memory. `weigh`, if given, is a kernel of `weigh_blocks` blocks that
-// runs after the pass. It weights the pass's outputs and computes the sums; then no statistics are computed before the
-// pass.
+// runs after the pass. This kernel weights the pass's outputs and computes the sums. No statistics are then computed
+// before the pass.
 template <class Batch>
 struct TermsLaunch {
   using Weigh = void (*)(typename Batch::Params, TokenWorkspace<Batch>, int);

@@ -38,7 +38,7 @@ __device__ __forceinline__ void copy_async_4_if(bool condition, std::uint32_t sh
       "l"(global), "r"(static_cast<int>(condition))
       : "memory");
 }
-// Stores without a branch. With a branch, the compiler would move the computation of the value into it.
+// Stores without a branch. With a branch, the compiler would move the computation of the value into the branch.
 __device__ __forceinline__ void store_vec4_if(bool condition, float* to, const Vec4& x) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.s32 p, %0, 0;\n\t@p st.global.cs.v4.f32 [%1], {%2, %3, %4, %5};\n\t}" ::"r"(
@@ -53,8 +53,8 @@ __device__ __forceinline__ float add_if(std::int32_t condition, float sum, float
   return sum;
 }
 
-// The lane's index. Each call reads it again, so the compiler does not keep values derived from it in registers across
-// all steps.
+// The lane's index. Each call reads the index again, so the compiler keeps no values derived from the index in
+// registers across all steps.
 __device__ __forceinline__ int lane_again() {
   int lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -156,7 +156,7 @@ class PlainCopies {
 
  private:
   __device__ __forceinline__ uint4* slot(int stage, int i) const { return &shared_->ring[stage][i][threadIdx.x]; }
-  // Makes the compiler keep a value in a register; otherwise it would compute the value again at every step.
+  // Makes the compiler keep a value in a register. Otherwise the compiler would compute the value again at every step.
   template <class T>
   static __device__ __forceinline__ T* kept(T* pointer) {
     asm("" : "+l"(pointer));
@@ -293,8 +293,8 @@ __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
   const int first = static_cast<int>((slot - s * tiles) << tile) + (of_wave ? 0 : static_cast<int>(wave) * of_warp);
   const int left = min(num_tokens - first, of_warp), mine = first + lane * kVec4;
   const PlainCopies<Terms, kShared> copies(p, s, mine, left - lane * kVec4, shared);
-  // The first blocks are resident while the previous kernel still runs. Meanwhile they prefetch their first inputs into
-  // L2. This kernel does not write these arrays.
+  // The first blocks are resident while the previous kernel still runs. Meanwhile these blocks prefetch their first
+  // inputs into L2. This kernel does not write these arrays.
   constexpr unsigned kFirstBlocks = 132 * kLeastBlocks;  // blocks resident on an H100 or H200
   if (lane == 0 && blockIdx.x < kFirstBlocks && slot < slots && left > 0) {
     copies.prefetch(min(left, kPlainStages * TokenGpu::kLanes * kVec4));
