@@ -7,7 +7,7 @@
 #include "simd.h"
 #include "simd_memory.h"
 #include "simd_softmax.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
 

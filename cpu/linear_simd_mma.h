@@ -10,7 +10,7 @@
 
 #include "linear_simd.h"
 #include "simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "rlk/math/mma_model.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

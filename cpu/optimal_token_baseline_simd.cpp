@@ -2,7 +2,7 @@
 #include "optimal_token_baseline_simd.h"
 
 #include "tokens/tile_simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/advantages/optimal_baseline_token.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

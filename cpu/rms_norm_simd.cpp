@@ -5,7 +5,7 @@
 #include "simd.h"
 #include "simd_fold.h"
 #include "simd_memory.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/sample/kept.h"
 #include "kernels/sample/merge.h"
 #include "kernels/sample/process_logits.h"

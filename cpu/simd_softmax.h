@@ -2,7 +2,7 @@
 #pragma once
 
 #include "simd.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "rlk/math/exp2.h"
 #include "rlk/math/mufu_model.h"
 #include "rlk/ops/logprob.h"

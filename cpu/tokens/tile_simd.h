@@ -1,10 +1,10 @@
-// A tile's tokens, one vector at a time, for operators over tokens; compiled per instruction set, after simd.h.
+// Reads and sums a tile's tokens, one vector at a time, for operators over tokens. Compiled once per instruction set.
 #pragma once
 
 #include "../simd.h"
 #include "../simd_fold.h"
 #include "tile.h"
-// Included after simd.h, which decides how the functions of math/ are compiled.
+// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/tokens/terms.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {

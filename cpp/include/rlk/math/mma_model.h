@@ -21,9 +21,10 @@
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
 // although rounding is toward zero. Products beyond the fp32 range may cancel before the sum is compared with 2^128.
 // Any NaN, 0 * Inf, and Inf of both signs among the addends give 0x7fffffff; Inf of one sign gives that Inf.
-// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The -133 and the ends of the range were
-// measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. The model of sm_80
-// takes the ends of the range from sm_90. The models of sm_80 and of the gfx units are not verified on hardware.
+// Sources: arXiv:2511.10909 and arXiv:2512.07004, read as specifications. The least exponent -133 and the ends of the
+// range were measured on an H200. The test on GPUs, test_models.cu, compares sm_90 with mma.sync and wgmma. The model
+// of sm_80 takes the ends of the range from sm_90. The models of sm_80 and of the gfx units are not verified on
+// hardware.
 #pragma once
 
 #include <cstdint>

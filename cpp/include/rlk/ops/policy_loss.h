@@ -45,9 +45,9 @@
 // KL term K of e = fl(f - l), limited to +-kl_input_limit. The slope K_l is 0 where a limit cuts e or K:
 //   k1, k2, k3, abs: as in ops/kl.h. With kl_straight_through K_l = fl(l - f) even where a limit cuts. With
 //   kl_gradient_ratio K_l becomes K_l * min(r, kl_gradient_ratio).
-//   With kl_times_ratio the term is K * r, with the slope of this product. For k3, its formulas are those of
-//   kOldLogprob in ops/kl.h, with G and the closed form. G = exp(fl(f - o)) where r is a token's ratio and no limit
-//   cuts, else exp(fl(x + e)). Where a limit cuts the ratio, the slope is K_l * r; for k3 with e > 16 it is
+//   With kl_times_ratio the term is K * r, with the slope of this product. For k3, value and slope are those of
+//   kOldLogprob in ops/kl.h, with G and the closed form of the slope. G = exp(fl(f - o)) where r is a token's ratio and
+//   no limit cuts, else exp(fl(x + e)). Where a limit cuts the ratio, the slope is K_l * r; for k3 with e > 16 it is
 //   min(r, largest) - G.
 //   With kTimesOwnRatio r is exp(fl(l - o)) here, whatever the ratio of P is. K and K_l are those of kOldLogprob, and a
 //   token's K gives no gradient to other tokens.

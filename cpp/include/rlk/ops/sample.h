@@ -34,7 +34,7 @@
 //   6         takes the chain's first kept column whose prefix sum P, this column included, has
 //             r * P_last < 2^32 * P.
 // The n best are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id ascending. Their
-// log-probabilities have logprob's formula, on the same root.
+// log-probabilities follow logprob's formula, with the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1.
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
@@ -94,16 +94,16 @@
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of a row that is not cut, -1
 //      of a greedy row
 //   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: root of raw_logprob
-//   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN where any z is
+//   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN if any z is NaN
 //   12 to 14: the same values of the column drawn below the root     15: number of the entries that follow
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 //
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
 // shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
 // except for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h
-// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange. So is word 4 of a row
-// that is not cut; for a cut row, word 4 is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5 to 14 are also as in one
-// exchange. After these 16 words, a cut row has:
+// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange, and so is word 4 of a
+// row that is not cut. Word 4 of a cut row is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5 to 14 are also as in
+// one exchange. After these 16 words, a cut row has:
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on.
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
