@@ -1,2 +1,2 @@
-"""A package, so that pytest keeps tests/ off sys.path. Otherwise tests/torch would be imported where torch is
-missing."""
+"""tests/ is a package, so that pytest does not add it to sys.path. Otherwise `import torch` would find tests/torch
+where torch is missing."""

@@ -54,7 +54,8 @@ def pytest_collection_finish() -> None:
     """Registers the torch operators. If the package is imported before torch, it registers its operators only at the
     first tensor.
 
-    What lives by now lives until the end: 700,000 objects, which every collection would look through.
+    The 700,000 objects that exist by now live until the end. They are frozen, because every collection would look
+    through them.
     """
     if "torch" in sys.modules and "rl_kernel_native" in sys.modules:
         sys.modules["rl_kernel_native"].ops.register_torch_operators()
@@ -69,7 +70,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["portable", "hardware"])
 def exp(request: pytest.FixtureRequest) -> str:
-    """Both exponentials of softmax statistics; cases.mode gives the CPU the hardware's."""
+    """Runs a test with both exponentials of softmax statistics. cases.mode gives the CPU the hardware's exponential."""
     return request.param
 
 

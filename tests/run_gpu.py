@@ -171,7 +171,7 @@ def main() -> int:
         environment["RLK_FUZZ_CASES"] = str(options.fuzz)
         if options.fuzz >= 20_000:
             environment["RLK_FUZZ_FULL"] = "1"
-    trees = tree_hashes()  # hashed before the run, since later changes did not run
+    trees = tree_hashes()  # hashed before the run, because the run does not include later changes
     start = time.time()
     with ThreadPoolExecutor(1) as pool:  # the C++ programs run beside the tests, one at a time
         programs = pool.submit(run_binaries, options.ctest_dir.resolve()) if options.ctest_dir else None

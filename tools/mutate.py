@@ -10,13 +10,13 @@
     python tools/mutate.py --save        # writes the verdicts of this machine into tools/mutants.json
 
 Faults are drawn by a rule: every file and every kind of fault in turn, at a place that a hash of the seed and the line
-picks. A change of one file therefore leaves the faults of all other files unchanged. The first seed draws the faults
-that the record has decided before others, since hashes of paths change where a file moves. The work happens in a copy
-of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there incrementally; a fault in
-Python needs no build. A fault that does not compile is drawn again. The tool also redraws a fault that neither changes
-the object code nor fails a C++ test of its header. Either the compiler shows it equivalent, or it lies in device code.
-A test that does not end counts as having noticed the fault. mutate_tables.EQUIVALENT lists faults that change nothing
-observable, with the reason; these count neither way.
+picks. A change of one file therefore leaves the faults of all other files unchanged. With the first seed, the tool
+draws faults that the record has already decided before other faults, because hashes of paths change when a file moves.
+The work happens in a copy of the tree, ``build/mutate``. The extension and the C++ tests concerned are built there
+incrementally; a fault in Python needs no build. A fault that does not compile is drawn again. The tool also redraws a
+fault that neither changes the object code nor fails a C++ test of its header. Either the compiler shows that such a
+fault changes nothing, or the fault lies in device code. A test that does not end counts as having noticed the fault.
+mutate_tables.EQUIVALENT lists faults that change nothing observable, with the reason; these count neither way.
 
 This process imports torch once and forks for each file of tests; the fork imports the package with the fault. A test
 that fails or does not end is run without the fault, too.

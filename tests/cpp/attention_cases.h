@@ -49,7 +49,7 @@ struct Case {
   Data data = Data::kNormal;
   float spread = 1.0f;  // factor of q; other data is normal
   float bias = 0.0f;    // added to normal elements of q, and subtracted from normal elements of k
-  int peaks = 0;        // among normal tokens of a head, every peaks-th is near the type's largest number; 0: none
+  int peaks = 0;        // every `peaks`-th normal token of a head is near the type's largest number; 0: no token
   bool dlse = true;
   unsigned seed = 1;
 

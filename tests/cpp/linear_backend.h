@@ -115,7 +115,7 @@ enum class Data {
   kWide,     // every exponent of the format, subnormals and both zeros
   kTiny,     // exponents near the least
   kSparse,   // mostly +0 and -0, also in whole groups
-  kEqual,    // the largest significand everywhere, one exponent: the largest sums that an alignment can make
+  kEqual,    // the largest significand and the same exponent everywhere: the largest sums that an alignment can make
   kSpecial,  // normal, with some Inf and NaN
 };
 inline const char* name(Data d) {

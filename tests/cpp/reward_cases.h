@@ -111,8 +111,8 @@ struct Case : rollout_test::Batch {
 };
 
 // Calls that spread the rewards of spans of every kind. In most calls tokens have no rewards themselves. With
-// bad_spans, some sequences have an invalid span, as only a GPU accepts. The same case without bad_spans gives the
-// results that the contract requires then.
+// bad_spans, some sequences have an invalid span, which only a GPU accepts. The contract then requires the results of
+// the same case without bad_spans.
 struct SpreadCase : Case {
   SpreadCase(unsigned seed, std::int64_t count, std::int64_t longest, bool packed, bool bad_spans = false)
       : Case(seed, count, longest, packed) {

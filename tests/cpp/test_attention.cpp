@@ -116,7 +116,8 @@ TEST_F(Attention, EveryFormOfQueriesWithEveryFormOfKeysInEveryLayout) {
   }
 }
 
-// Prefixes end inside a page, at its end, at once, and after a sequence's last key. One sequence has no group. A
+// Some prefixes are empty. Others end inside a page, at a page's end, or after a sequence's last key. One sequence has
+// no group. A
 // window ends inside a prefix, and there are several splits.
 TEST_F(Attention, SharedPrefixes) {
   unsigned seed = 80;

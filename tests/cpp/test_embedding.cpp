@@ -203,8 +203,8 @@ TEST_F(Embedding, EveryNumberOfTokensAroundGroupsAndBlocks) {
 }
 
 TEST_F(Embedding, IdsOfEveryFrequencyTogether) {
-  // In stretches of 512 tokens, some ids have fewer than 16 tokens and some have more. A GPU sums the two in different
-  // ways.
+  // In stretches of 512 tokens, some ids have fewer than 16 tokens and some have more. A GPU sums rare ids and frequent
+  // ids in different ways.
   for (const std::int64_t rows : {2, 20, 40, 300, 5000}) {
     for (const bool accumulate : {false, true}) {
       Case c{std::min<std::int64_t>(20000, kMostTokens), rows, 8};

@@ -132,7 +132,7 @@ std::string refusal(const Check& check) {
   return "";
 }
 
-// A size is refused from `bound` on, in these words. Below it another check may refuse the call.
+// A size of `bound` or more is refused in these words. A smaller size may be refused by another check.
 template <class Params, class Set, class Check>
 void expect_bound(const char* words, std::int64_t bound, const Set& set, const Check& check) {
   Params p{};

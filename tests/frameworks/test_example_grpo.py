@@ -1,4 +1,4 @@
-"""examples/grpo.py runs offline, in both ways. Its comparison shows the ratio, holds, and can fail."""
+"""examples/grpo.py runs offline, in both ways. The example's comparison shows the ratio, passes, and can fail."""
 
 from __future__ import annotations
 

@@ -318,8 +318,8 @@ def test_cupy_work_goes_to_the_current_stream_behind_its_producer() -> None:
 
 @pytest.mark.gpu
 def test_jax_work_waits_for_its_producer(jax_on_cuda: Any) -> None:
-    """JAX dispatches asynchronously on its own streams. JAX's export makes our stream wait, and JAX must wait for
-    ours."""
+    """JAX dispatches asynchronously on its own streams. JAX's export makes our stream wait, and JAX must wait for our
+    stream."""
     jax = pytest.importorskip("jax")
     big = jax.device_put(_random.standard_normal((2048, 2048)).astype(np.float32), jax_on_cuda)
     y = jax.device_put(TARGET, jax_on_cuda)

@@ -162,7 +162,8 @@ def test_a_bound_that_is_null_is_no_bound_left_out(call: Any, name: str) -> None
         call()
 
 
-# For each number of a preset: the values of EDGES that it refuses, and the options with which the number counts.
+# For each number of a preset: the values of EDGES that the preset refuses, and the options with which the number has an
+# effect.
 EDGES = {"0": 0.0, "1": 1.0, "-1": -1.0, "inf": float("inf"), "-inf": -float("inf"), "nan": float("nan")}
 COEFFICIENT, NO_NEGATIVE = "inf -inf nan", "-1 inf -inf nan"
 POSITIVE, ABOVE_ONE = f"0 {NO_NEGATIVE}", f"0 1 {NO_NEGATIVE}"

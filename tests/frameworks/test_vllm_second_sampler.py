@@ -142,7 +142,7 @@ def test_a_request_that_takes_a_slot_over_is_drawn_by_its_own_seed() -> None:
 
     made = sampler("raw_logprobs", 0)
     slots, pos = np.array([2, 4], np.int32), torch.tensor([12, 12])
-    logits = torch.zeros(2, COLUMNS)  # every column is as probable, so another seed draws another token
+    logits = torch.zeros(2, COLUMNS)  # all columns are equally probable, so another seed draws another token
     first, _ = step(made, logits, slots, pos, scored=True)
     made.sampling_states.seeds.np[2] += 1
     second_sampler.added(lambda *_: None, made, 2, 9, SimpleNamespace(extra_args={"sample_id": 4}))

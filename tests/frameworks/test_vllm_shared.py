@@ -44,7 +44,7 @@ def found(table: Any, lengths: Any, least_sequences: float = 2) -> Any:
 def test_completions_of_one_prompt_are_a_group() -> None:
     table = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 7, 3]]
     assert found(table, [14, 13, 16]) == ([[5, 6, 7]], [12], [0, 3], [3, 3, 3])
-    # A sequence owns the page of a query's own key, even if it is full.
+    # The page with a query's own key is not shared, even if the page is full.
     assert found(table, [14, 12, 16]) == ([[5, 6]], [8], [0, 3], [2, 2, 2])
     # Ids behind the keys in use mean nothing.
     assert found([[5, 6, 7, 9], [5, 6, 8, 9]], [12, 12]) == ([[5, 6]], [8], [0, 2], [2, 2])

@@ -1,6 +1,6 @@
 // Every kernel that can serve a call of attention has the CPU's bits, forward and backward. The test runs all plans
-// with both exponentials, as built for sm_90 and for sm_80, whose PTX runs here. Lists that contradict the arrays must
-// not touch other memory.
+// with both exponentials, as built for sm_90 and as PTX for sm_80. Lists that contradict the arrays must not touch
+// other memory.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -29,7 +29,7 @@ class Mirror {
   template <class T>
   const T* operator()(const T* host, std::size_t bytes) {
     if (host == nullptr) return nullptr;
-    // The copy has the address of `host` modulo 16, so that arrays which vectors cannot load stay so.
+    // The copy has the same address modulo 16 as `host`, so that an unaligned array stays unaligned.
     const std::size_t shift = reinterpret_cast<std::uintptr_t>(host) % 16;
     Memory copy(bytes + shift);
     std::memcpy(copy.data() + shift, host, bytes);
@@ -250,7 +250,7 @@ void run_cases(unsigned shard, unsigned shards) {
     }
   }
   // Heads of at most 128 columns that do not fill a tile of wgmma: every tile, and values of other widths. Slices have
-  // NaN behind a token's last head, and their strides suit TMA. The last run's arrays do not.
+  // NaN behind a token's last head, and their strides suit TMA. The arrays of the last run do not suit TMA.
   for (const auto& [head_dim, value_dim] :
        {std::pair{72, 72}, {80, 80}, {96, 96}, {104, 104}, {120, 120}, {40, 40}, {56, 8}, {96, 64}, {128, 64}}) {
     for (const Form form : {Form::kPacked, Form::kPadded, Form::kPaged}) {

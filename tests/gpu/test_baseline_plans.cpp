@@ -1,4 +1,4 @@
-// optimal_token_baseline has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random batches, padded and
+// optimal_token_baseline has the CPU's bits, as built for sm_90 and as PTX for sm_80: random batches, padded and
 // packed, with guard bands around the outputs.
 #include <cuda_runtime.h>
 

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of kv_cache_append has the CPU's bytes: vectors and elements, as built for sm_90 and
-// for sm_80, whose PTX runs here.
+// Every kernel that can serve a call of kv_cache_append has the CPU's bytes: vectors and elements, as built for sm_90
+// and as PTX for sm_80.
 #include <cuda_runtime.h>
 
 #include <algorithm>

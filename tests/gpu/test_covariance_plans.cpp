@@ -1,5 +1,5 @@
-// Every plan of covariance_mask has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here: random batches,
-// padded and packed, with guard bands around the output.
+// Every plan of covariance_mask has the CPU's bits, as built for sm_90 and as PTX for sm_80: random batches, padded and
+// packed, with guard bands around the output.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Every kernel that can serve a call of embedding has the CPU's bits: all plans, as built for sm_90 and for sm_80,
-// whose PTX runs here. The gradient also has them in a CUDA graph whose ids change between replays. Nothing is written
-// outside the outputs and the workspace.
+// Every kernel that can serve a call of embedding has the CPU's bits: all plans, as built for sm_90 and as PTX for
+// sm_80. The gradient also has them in a CUDA graph whose ids change between replays. Nothing is written outside the
+// outputs and the workspace.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Every number of warps that may share a sequence gives gae, discounted_returns, vtrace and masked_whiten the CPU's bits, as
-// built for sm_90 and for sm_80, whose PTX runs here.
+// Every number of warps that may share a sequence gives gae, discounted_returns, vtrace and masked_whiten the CPU's
+// bits, as built for sm_90 and as PTX for sm_80.
 #include <cuda_runtime.h>
 
 #include <algorithm>

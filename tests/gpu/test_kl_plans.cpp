@@ -1,5 +1,5 @@
-// Every plan of kl has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Calls are random, rows have
-// gaps or none, and guard bands surround every output.
+// Every plan of kl has the CPU's bits, as built for sm_90 and as PTX for sm_80. Calls are random, rows have gaps or
+// none, and guard bands surround every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>

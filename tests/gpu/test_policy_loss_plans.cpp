@@ -1,5 +1,5 @@
-// Every plan of policy_loss has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Specs are
-// random; batches are padded, packed or plain; guard bands surround every output.
+// Every plan of policy_loss has the CPU's bits, as built for sm_90 and as PTX for sm_80. Specs are random; batches are
+// padded, packed or plain; guard bands surround every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of rms_norm has the CPU's bits: all plans of forward and backward, as built for sm_90
-// and for sm_80, whose PTX runs here.
+// Every kernel that can serve a call of rms_norm has the CPU's bits: all plans of forward and backward, as built for
+// sm_90 and as PTX for sm_80.
 #include <cuda_runtime.h>
 
 #include <cstdint>

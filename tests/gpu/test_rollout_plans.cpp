@@ -1,5 +1,5 @@
-// Every plan of importance_weights and mismatch_metrics has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs
-// here: random batches, padded and packed, with guard bands around every output.
+// Every plan of importance_weights and mismatch_metrics has the CPU's bits, as built for sm_90 and as PTX for sm_80:
+// random batches, padded and packed, with guard bands around every output.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Every kernel that can serve a call of rope has the CPU's bits: all plans, as built for sm_90 and for sm_80, whose PTX
-// runs here. An id outside the tables has NaN angles, as has a row of NaN in the CPU's tables.
+// Every kernel that can serve a call of rope has the CPU's bits: all plans, as built for sm_90 and as PTX for sm_80. An
+// id outside the tables has NaN angles, as has a row of NaN in the CPU's tables.
 #include <cuda_runtime.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// sample has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Calls are random: every cut and order,
-// rows that differ in all parameters, ties, masks, padding, kept sets with too little room, the n best. Guard bands
-// surround every output.
+// sample has the CPU's bits, as built for sm_90 and as PTX for sm_80. Calls are random: every cut and order, rows that
+// differ in all parameters, ties, masks, padding, kept sets with too little room, the n best. Guard bands surround
+// every output.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,6 +1,5 @@
-// Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and for sm_80, whose PTX runs here. Batches are
-// random, padded or packed, and guard bands surround every output. Rewards are spread over spans of every kind, invalid
-// ones included.
+// Every plan of scatter_rewards has the CPU's bits, as built for sm_90 and as PTX for sm_80. Batches are random, padded
+// or packed, and guard bands surround every output. Rewards are spread over spans of every kind, invalid ones included.
 #include <cuda_runtime.h>
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Every kernel that can serve a call of pack, sequence_logprob, preference_loss or the labels has the CPU's bits. All plans
-// run, as built for sm_90 and for sm_80, whose PTX runs here.
+// run, as built for sm_90 and as PTX for sm_80.
 #include <cuda_runtime.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The kernels that the stand-in for libamdhip64 runs, by name. Files hip_standin_<part>.cpp have them: one file of all
-// kernels would compile by one core while the others wait.
+// The kernels that the stand-in for libamdhip64 runs, by name. The kernels are split over files hip_standin_<part>.cpp.
+// With all kernels in one file, one core would compile them while the other cores wait.
 #pragma once
 
 #include <cstddef>

@@ -35,7 +35,7 @@ def test_the_result_is_written_and_nothing_beside_it() -> None:
 
 
 def test_the_extension_writes_to_a_given_array_and_refuses_others() -> None:
-    """The eager call passes it on a GPU alone, so this test calls the extension itself."""
+    """The eager call passes the array to the extension only on a GPU, so this test calls the extension itself."""
     q, k, v = paged()
 
     def call(out: Any) -> Any:

@@ -153,7 +153,7 @@ def test_splits_fold_by_their_numbers_and_empty_ones_change_nothing(device: str,
     order = torch.from_numpy(rng.permutation(10)).to(device)
     moved_ = rk.AttentionPartials(partials.stats[order], partials.sums[order], tuple(order.tolist()))
     assert not differing(rk.attention_merge(moved_, out_dtype=q.dtype), want)
-    # Folded in another order the bytes differ, so the split numbers decide.
+    # If splits are merged in another order, the bytes differ. The numbers of the splits therefore decide the order.
     other = rk.AttentionPartials(moved_.stats, moved_.sums, tuple(range(10)))
     assert differing(rk.attention_merge(other, out_dtype=q.dtype), want)
     used = torch.tensor([LONG], dtype=torch.int32, device=device)
@@ -197,7 +197,7 @@ def test_states_of_a_split(dtype: Any, device: str, exp: str) -> None:
             assert part.splits == tuple(range(len(splits))), length
             got = rk.attention_merge(part, out_dtype=dtype, return_lse=True)
             assert not differing(tuple(got), tuple(want)), splits
-        for sink in (0.5, 1e9, float("nan"), -1e9):  # some sinks fail their rows, some are all that a row has
+        for sink in (0.5, 1e9, float("nan"), -1e9):  # some rows become NaN, some have only a sink
             sinks = torch.tensor([sink], device=device)
             want = rk.attention(q, k[:, :2048], v[:, :2048], sinks=sinks, exp=exp, return_lse=True)
             for at in (slice(0, 2048), slice(1024, 2048)):

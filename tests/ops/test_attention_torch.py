@@ -182,7 +182,8 @@ def test_compiled_pages_have_the_bytes_of_eager(form: str, s: Sequences) -> None
 
 
 def test_a_compiled_graph_has_chains_and_says_so_where_a_context_asks_for_a_unit() -> None:
-    """As for linear, a compiled graph refuses a unit. In float32, attention always computes by chains."""
+    """As with linear, a compiled graph refuses the arithmetic of a matrix unit. In float32, attention always computes
+    by chains."""
     torch.compiler.reset()
     q = torch.linspace(-2, 2, 40 * 16).view(1, 20, 2, 16)
     for dtype in (torch.float32, torch.bfloat16):

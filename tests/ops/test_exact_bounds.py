@@ -48,7 +48,8 @@ def test_a_criterion_exactly_on_its_bound(name: str) -> None:
 
 
 def singled_out(advantage: float, lower: float, upper: float) -> bool:
-    """Two tokens with l = -1 and 1, whose mean is 0, and A = ``advantage`` l. So c is ``advantage`` for both."""
+    """Two tokens with l = -1 and 1, whose mean is 0, and A = ``advantage`` l. The covariance c of both tokens is
+    therefore ``advantage``."""
     logprob = torch.tensor([[-1.0, 1.0]])
     found = rk.covariance_mask(
         logprob, logprob.clone(), logprob * advantage, kind="clip", ratio=1.0, seed=0, lower=lower, upper=upper

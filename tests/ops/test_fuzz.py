@@ -35,7 +35,7 @@ CANARY = 0x5A
 
 @dataclass
 class Problem:
-    """One call: its memory, the view of it that is the argument, and every option."""
+    """One call: its memory, the view of that memory which is the argument, and every option."""
 
     number: int
     dtype: str

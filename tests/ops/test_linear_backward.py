@@ -157,7 +157,8 @@ GRADIENTS = ["expanded", "transposed", "strided", "rows expanded", "four dimensi
 
 @pytest.mark.parametrize("layout", GRADIENTS)
 def test_any_layout_of_the_incoming_gradient_is_right(layout: str, device: str, rng: np.random.Generator) -> None:
-    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed gradient. Only its numbers matter."""
+    """y.sum() gives an incoming gradient with strides of 0, y.t() a transposed gradient. Only the numbers of an
+    incoming gradient matter."""
     rows = (2, 3, 2) if layout == "four dimensions" else (12,)
     o = operands(rng, rows, 24, 10, "bfloat16", device)
     dy = {

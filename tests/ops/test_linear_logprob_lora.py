@@ -545,7 +545,7 @@ def on_a_rank(rank: int, ranks: int, port: int) -> None:
     assert not differing(got[0], want[0])
     for mine, whole in ((got[1], want[1]), (got[2], want[2]), (got[4], want[4])):
         assert not differing(mine, whole[own].contiguous())
-    # The gradient of lora_a is a share: the share of this rank's parts, part by part.
+    # A rank's gradient of lora_a is a share. It is the sum over the rank's parts, one part after another.
     d, share = logit_gradients(h, of_lora), None
     for first in range(own.start, own.stop, 40):
         part = of_lora._replace(b=of_lora.b[first : first + 40].contiguous())

@@ -178,7 +178,7 @@ def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return operands, given
 
 
-@pytest.mark.parametrize("block", range(4))  # in several tests, so that one failure leaves the other tests
+@pytest.mark.parametrize("block", range(4))  # split, so that one failure does not stop the other tests
 def test_any_call_has_the_bytes_of_sample_of_linear(block: int, device: str) -> None:
     for number in range(block, CASES, 4):
         operands, given = case(number, device)

@@ -1,5 +1,5 @@
-"""An array of one value a row, sequence or pair has one dimension. Any other number of dimensions is an error of every
-operator, which names the argument, the shape and what came."""
+"""An array with one value per row, sequence or pair has one dimension. Any other number of dimensions is an error of
+every operator, which names the argument, the expected shape and what was given."""
 
 from __future__ import annotations
 

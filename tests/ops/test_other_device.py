@@ -21,7 +21,7 @@ OF_NUMPY = {
     ("tool_mask", "mask"), ("linear_cross_entropy", "token_weight"), ("linear_cross_entropy", "denominator")
 }  # fmt: skip
 
-# Arrays whose device others must have, where these are more than the first argument.
+# For operators where the first argument alone does not decide: the arrays whose device all other arrays must have.
 DECIDE = {
     "attention_backward": {"q"}, "embedding": {"weight"}, "gelu_mul_backward": {"gate"}, "kl_backward": {"logprob"},
     "linear_cross_entropy": {"hidden", "target"}, "linear_logprob": {"hidden", "target"},

@@ -98,7 +98,7 @@ def test_each_kind_of_object_in_the_place_of_an_operand_is_named(operator: str, 
             continue
         seen.add(operand)
         for what, make in OBJECTS.items():
-            if what in ("None", "a parameter"):  # an operand may be this
+            if what in ("None", "a parameter"):  # an operand may be such an object
                 continue
             plan = copy.deepcopy(right)
             plan.arguments[operand] = Wrong(make, what)

@@ -18,7 +18,7 @@ import rl_kernel_native as rk
 from rl_kernel_native.reference.sample_draw import draw_reference
 
 CASES = int(os.environ.get("RLK_SAMPLE_FUZZ_CASES", "2000"))
-BLOCKS = 4  # several tests, so that one failure leaves the other tests
+BLOCKS = 4  # several tests, so that one failure does not stop the other tests
 MARGIN = 1e-4  # relative: 2.9e-6 of the exponential in up to six nodes, and float32 sums of these, with some reserve
 
 

@@ -112,7 +112,7 @@ def test_mixed_rows_under_masks_padding_penalties(split: str, device: str, rng: 
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_rows_whose_columns_are_unevenly_placed(split: str, device: str) -> None:
-    """One shard has all large logits, columns are equal, or few masses are far apart: brackets are widest there."""
+    """Brackets are widest if one shard has all large logits, if columns are equal, or if few masses are far apart."""
     vocab = 8000
     ramp = torch.linspace(0, 12, vocab)
     x = torch.stack((

@@ -286,7 +286,8 @@ def test_payloads_of_two_exponentials_are_refused(rng: np.random.Generator) -> N
 
 
 def test_payloads_of_noise_stay_in_memory(device: str, rng: np.random.Generator) -> None:
-    """The test replaces some words at random. Each row is then good, with an id of the vocabulary, or bad with -1."""
+    """The test replaces some words at random. Each row must then be good with an id of the vocabulary, or bad with the
+    id -1."""
     x = logits_of(rng, 3, 700).to(device)
     seen = set()
     for given in ({}, {"top_k": 20, "top_p": 0.9}, {"greedy": True}):

@@ -87,7 +87,8 @@ def test_values_lie_within_the_bounds_of_float64(shape: tuple[int, int], device:
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_roundings_are_those_of_frameworks(activation: str, rng: np.random.Generator) -> None:
     """transformers computes torch's activation in bfloat16, then the product. torch's exponential has other bits, so a
-    few values may round the other way. Gates are at least -2, since 1 + erf cancels below -2 in both."""
+    few values may round the other way. Gates are at least -2, because 1 + erf cancels below -2 in both
+    implementations."""
     o = operands(rng, (64,), 1024)
     o = o._replace(gate=o.gate.clamp(min=-2))
     approximate = "none" if activation == "gelu" else "tanh"

@@ -241,7 +241,8 @@ def test_rounding_is_no_fault(rollout_ops: str, training_ops: str, dtype: str) -
 @pytest.mark.parametrize("factor", [1.005, 2.0, None])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_factor_is_named_only_where_it_explains_the_error(factor: float | None, dtype: str) -> None:
-    """Other weights have some component along the right ones, which was reported as their factor."""
+    """Wrong weights have a component along the right weights. The report once named this component as a factor of the
+    weights."""
     rollout, trainer = tiny(), tiny()
     plant = scaled("model.layers.1.mlp.down_proj.weight", factor) if factor else gate_and_up_swapped
     plant(trainer)
@@ -251,7 +252,7 @@ def test_a_factor_is_named_only_where_it_explains_the_error(factor: float | None
 
 
 def test_a_verdict_of_rounding_says_what_finds_smaller_faults() -> None:
-    """Two models of equal weights; one model alone can hide no fault of weights."""
+    """The advice is given for two models of equal weights. A single model cannot have a fault of weights."""
     words = "with rollout_ops='rk' and training_ops='rk' equal weights give equal bytes."
     for other, told in ((tiny(), True), (None, False)):
         found = rk.compare(tiny(), other, PROMPTS, rollout_ops="sdpa", training_ops="eager", max_new_tokens=NEW)
@@ -604,7 +605,7 @@ def test_a_temperature_of_the_engine_alone_is_named(saved: tuple[Any, Path], tmp
 def test_log_probabilities_beside_their_neighbours_are_named(
     saved: tuple[Any, Path], tmp_path: Path, shift: int, which: str
 ) -> None:
-    """The usual off-by-one of a recorder; it was reported as other weights."""
+    """The usual off-by-one error of a recorder. The report once named it as other weights."""
     model, directory = saved
     path = recorded_file(tmp_path, model, 1.0, "rk")
     lines = [json.loads(line) for line in path.read_text().splitlines()]

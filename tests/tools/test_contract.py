@@ -498,7 +498,7 @@ CHECKS: dict[str, Callable[[], str]] = {
 
 
 def checked(stem: str) -> str:
-    """What lies beyond its bound: nothing, or names of outputs."""
+    """Returns the names of outputs that lie beyond their bounds, or nothing."""
     own = (ROOT / "tests" / "support" / f"{stem}_cases.py").is_file() and importlib.import_module(f"{stem}_cases")
     if hasattr(own, "contract_failures"):
         assert stem not in CHECKS, f"{stem} is checked in two places"
@@ -578,7 +578,7 @@ def test_no_test_of_an_operator_has_a_tolerance_of_its_own() -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("activation", silu_mul_cases.ACTIVATIONS)
 def test_all_gates_of_16_bits_lie_within_the_bounds(activation: str, dtype: str) -> None:
-    """An earlier bound of the slope was one float32 rounding wider than the doctor's. This is the doctor's."""
+    """The bound of the slope is the doctor's bound. An earlier bound was wider by one float32 rounding."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(getattr(torch, dtype))
     gate = bits[torch.isfinite(bits)]
     gate = gate[gate.double().abs() < 10_000][None].expand(2, -1)  # so that products stay finite

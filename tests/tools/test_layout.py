@@ -31,7 +31,7 @@ if (ROOT / "hip").is_dir():
     PIECES["HIP kernel"] = "hip/{op}/{op}*.hip"
     PIECES["HIP notes"] = "hip/{op}/README.md"
 
-# The most lines of a file; a longer one does more than one thing.
+# The most lines that a file may have. A longer file does more than one thing.
 MAX_LINES = 700
 SUFFIXES = {".cpp", ".cu", ".cuh", ".h", ".hip", ".py", ".cmake", ".md", ".in", ".toml"}
 CODE = ("bindings", "cpp", "cpu", "cuda", "hip", "kernels")
@@ -44,9 +44,10 @@ FILES = sorted(
 ) + sorted(path for path in ROOT.glob("*.*") if path.suffix in SUFFIXES or path.name == "CMakeLists.txt")
 NAMES = [str(path.relative_to(ROOT)) for path in FILES]
 
-# A promise to do it later belongs in the tracker. The words are split, so that this file does not contain them.
+# A promise to do something later belongs in the issue tracker. The words are split, so that this file does not contain
+# them.
 UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" * 3, "HA" + "CK")) + r")\b")
-# Names that say when a thing was made or praise it, but not what it is.
+# Names that say when something was made, or that praise it, instead of saying what it is.
 OVERCLAIMING = re.compile(r"(^|_)(v2|v3|fast|opt|optimized|new|old|final)(_|\.|$)")
 
 
@@ -180,7 +181,8 @@ def test_the_operator_has_example_inputs(op: str) -> None:
 
 
 def test_every_module_of_cases_is_found() -> None:
-    """What is imported is what lies there: a module without CASES, or a module that packaging leaves out, is missed."""
+    """The package imports exactly the modules in its folder. This test notices a module without CASES, and a module
+    that packaging leaves out."""
     from rl_kernel_native import cases
 
     modules = {path.stem for path in (PACKAGE / "cases").glob("[!_]*.py")}

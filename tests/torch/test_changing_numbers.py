@@ -243,7 +243,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], tuple[float, ...]]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_number_is_named_in_a_graph_that_serves_others(name: str) -> None:
-    """A trace knows no digits of a number that changed before, so the error has none. Dynamo wraps it."""
+    """A trace knows only a symbol for a number that changed before, so the error shows no digits. Dynamo wraps it."""
     function, wrong = BAD[name]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     compiled(A, 0.5), compiled(A, 0.25)

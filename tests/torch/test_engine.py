@@ -229,7 +229,7 @@ class Ending(torch.autograd.Function):
 
 
 def test_no_gradient_from_later_steps_leaves_none(name: str, case: Case) -> None:
-    """Zeros in its place cost a backward, and an optimiser takes a step with the zeros."""
+    """The gradient is None. Zeros would cost a backward, and an optimiser would take a step with them."""
     leaves = case.fresh()
     Ending.apply(*case.outputs(leaves)).backward()
     if name.split()[0] in FILLED_BY_TORCH:

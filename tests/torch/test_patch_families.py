@@ -43,7 +43,8 @@ def test_all_dense_operators_are_proved_and_served(name: str, dtype: Any) -> Non
 
 @pytest.mark.parametrize("name", DENSE)
 def test_activations_whose_elements_lie_apart_are_read(name: str) -> None:
-    """A projector of images gives a norm such activations, and hooks may give them to any module."""
+    """A projector of images gives a norm activations whose elements lie apart, and hooks may give them to any
+    module."""
     model = family(name, torch.float32)
     layer = model.model.layers[0]
     for module in (layer.self_attn, layer.self_attn.o_proj, layer.mlp, layer.mlp.down_proj, model.lm_head):

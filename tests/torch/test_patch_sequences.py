@@ -135,7 +135,7 @@ LONG_IDS = torch.arange(2 * 300).view(2, 300) % 101
 
 def windowed() -> Any:
     """A patched model with a layer of each kind. In float32, with scores of some tens whose maximum grows between
-    blocks, another start of the blocks would show."""
+    blocks, a wrong start of the blocks would show in the results."""
     model = tiny("Qwen3", torch.float32, **WINDOWED)
     assert model.config.layer_types == ["full_attention", "sliding_attention"]
     with torch.no_grad():
