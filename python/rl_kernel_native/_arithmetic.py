@@ -18,8 +18,8 @@ _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="i
 
 
 def arithmetic(unit: str) -> Computing:
-    """Makes the CPU backend compute as ``unit`` does, for operators that model it. The choice applies to this context
-    (thread or task).
+    """Makes the CPU backend compute as ``unit`` does, in operators that model this unit. The choice applies to this
+    context (thread or task).
 
     Args:
         unit: ``"ieee"``, the default, is portable: matrix products are chains of fused multiply-adds. ``"sm_90"``:

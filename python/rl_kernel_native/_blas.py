@@ -25,8 +25,8 @@ def canonical_blas() -> dict[str, str]:
 
     Returns: the variables that were set, names to values.
     Raises: RuntimeError if torch has initialised CUDA with other values, even if no GEMM ran yet, because torch does
-        not say whether one ran. If the right values were set in ``os.environ`` after a GEMM, there is no error: they
-        cannot be distinguished from values set before it.
+        not say whether one ran. If the right values were set in ``os.environ`` after a GEMM, there is no error, because
+        such values cannot be distinguished from values that were set before the GEMM.
     Source: docs/numerics.md, fact 1.
     """
     wrong = wrong_settings(os.environ)

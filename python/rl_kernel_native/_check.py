@@ -30,8 +30,8 @@ def is_choice(value: object, choices: Collection[Any]) -> bool:
 
 
 def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping[str, str] | None = None) -> None:
-    """Refuses a value outside ``choices``. ``known_as`` maps other names of a choice to its name here, which the error
-    then suggests."""
+    """Refuses a value outside ``choices``. ``known_as`` maps names that other libraries use to choices; the error then
+    suggests the choice."""
     if not is_choice(value, choices):
         expected = ", ".join(f'"{c}"' for c in choices)
         ours = (known_as or {}).get(value) if isinstance(value, str) else None
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     try:
         text = repr(value)
-    except Exception:  # the object holds such an integer, or its repr fails
+    except Exception:  # the object holds a huge integer, or its repr fails
         return f"a value of type {type(value).__name__}"
     return text if len(text) <= 200 else f"{text[:197]}..."
 
@@ -132,8 +132,8 @@ def flag(name: str, value: Any) -> bool:
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of options that checks each combination of options only once. For unhashable options it is called each
-    time, and must refuse them with its own error."""
+    """A function of options that checks each combination of options only once. For unhashable options, the function is
+    called each time, and must refuse them with an error of its own."""
     known = functools.lru_cache(maxsize=256, typed=True)(function)
 
     def call(*options: Any) -> Any:
@@ -260,9 +260,10 @@ def of_shard(error: Exception) -> Exception:
 
 
 def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> int:
-    """A rank's segments of a row-parallel layer: an aligned subtree whose ends are multiples of 16 columns.
+    """Checks a rank's segments of a row-parallel layer: they must form an aligned subtree whose ends are multiples of
+    16 columns.
 
-    Returns: their number."""
+    Returns: the number of segments."""
     k_segments = segment_count("k_segments", k_segments)
     first_segment, num_segments = integer("first_segment", first_segment), integer("num_segments", num_segments)
     if num_segments not in (1, 2, 4, 8) or num_segments > k_segments:

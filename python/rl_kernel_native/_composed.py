@@ -54,7 +54,7 @@ def _incoming(of: Any, i: int, d: Any, dtype: Any, asked: Sequence[bool], main_g
 
 
 def _keep(ctx: Any, op: Operator, arrays: Sequence[Any], how: Any, found: Sequence[Any]) -> Sequence[Any]:
-    """The tensors that a backward reads. Everything else that it reads is stored in ``ctx``."""
+    """The tensors that a backward reads. Everything else that a backward reads is stored in ``ctx``."""
     of: Any = op.gradient
     kept: Sequence[Any] = of.kept(arrays, found)
     ctx.state = op, how, None if of.as_kept else kept[0].dtype, [Like.of(arrays[i]) for i in of.likes]
@@ -253,8 +253,8 @@ def scaled(op: Operator, call: Any, given: Any, arrays: Sequence[Any], how: Any,
 
 @_in_graph.callable_in_graph
 class Once(torch.autograd.Function):
-    """Returns the incoming gradient, or a tangent, unchanged. Its derivative along the operands of the loss is an
-    error."""
+    """Returns the incoming gradient, or a tangent, unchanged. The derivative of this Function along the operands of the
+    loss is an error."""
 
     @staticmethod
     def forward(name: str, d_loss: Any, *operands: Any) -> Any:

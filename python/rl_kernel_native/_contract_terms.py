@@ -1,5 +1,5 @@
-"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. It imports only the standard
-library."""
+"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. This module imports only the
+standard library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rounding:
 
     @property
     def inner(self) -> float:
-        """The exact relative error of one rounding. Two roundings then have at most 2 * relative."""
+        """The exact relative error of one rounding. The error of two roundings is then at most 2 * relative."""
         return self.relative / (1 + self.relative)
 
 
@@ -155,8 +155,8 @@ class Row:
         backends: the backends of BACKENDS whose bits are equal.
         bound: the bound against float64; for a matrix product, the bound of fused multiply-adds.
         unit_bound: the bound for products by a matrix unit; None: ``bound``.
-        rounded: whether the last step rounds the result to the dtype of the inputs. If not, the result is float32, and
-            the bound includes its rounding.
+        rounded: whether the last step rounds the result to the dtype of the inputs. If False, the result is float32,
+            and the bound includes its rounding.
         dtypes: dtypes of the inputs.
     """
 

@@ -25,7 +25,7 @@ class Described:
     """A tensor described by its device, dtype, sizes and strides. Other attributes are read from the tensor itself."""
 
     __dlpack_c_exchange_api__ = _C.described_api()
-    is_cuda = True  # so that no exp or unit is refused: it is checked when the call runs
+    is_cuda = True  # so that every exp and unit passes; they are checked when the call runs
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -1,8 +1,8 @@
 """Moves arrays of any framework to and from the extension.
 
-torch tensors are passed directly. The extension reads them through the DLPack C exchange API, on torch's current
-stream, and allocates from torch. Every other array is passed as a DLPack capsule, requested with an explicit stream.
-The call's outputs are allocated here, in the caller's framework.
+torch tensors are passed directly. The extension reads torch tensors through the DLPack C exchange API, on torch's
+current stream, and allocates from torch. Every other array is passed as a DLPack capsule, requested with an explicit
+stream. The call's outputs are allocated here, in the caller's framework.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def _is_torch_loaded() -> bool:
 
 
 # Sets the attribute that torch.compiler.assume_constant_result sets, without importing torch. Otherwise a trace of the
-# function above would wrap every module of the process. It would fail on lazy modules that import others when they are
-# inspected, as in execnet and apipkg.
+# function above would wrap every module of the process. Such a trace would fail on lazy modules that import others when
+# they are inspected, as in execnet and apipkg.
 _is_torch_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -207,7 +207,7 @@ class Frame:
     """The state of one call from a framework other than torch: its arrays as capsules, its stream, and its allocation
     of outputs."""
 
-    wanted = 0  # no gradients: only torch asks for them
+    wanted = 0  # no gradients: only torch asks for gradients
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)
@@ -346,8 +346,8 @@ def _plain_capsule(array: np.ndarray) -> Any:
 
 
 class _Writable:
-    """The memory of a read-only array in a form that NumPy 1 exports. It keeps the array alive, and the call only reads
-    it."""
+    """The memory of a read-only array in a form that NumPy 1 exports. The object keeps the array alive, and the call
+    only reads the memory."""
 
     def __init__(self, array: np.ndarray) -> None:
         self._array = array

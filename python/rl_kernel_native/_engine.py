@@ -190,8 +190,8 @@ def _of_float32(op: Operator, arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 class TensorFrame:
-    """The state of an eager call without autograd with torch tensors. :class:`_dispatch.Frame` is the same for other
-    frameworks."""
+    """The state of an eager call without autograd with torch tensors. :class:`_dispatch.Frame` is the state of a call
+    from another framework."""
 
     allocate, stream = None, 0
 

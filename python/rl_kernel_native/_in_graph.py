@@ -35,8 +35,8 @@ def apply(name: str, *arguments: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Makes ``in_graph`` when Dynamo first looks for it. If it were made at import, it would load Dynamo, which takes
-    1.4 s."""
+    """Makes ``in_graph`` when Dynamo first looks for it. If ``in_graph`` were made at import, every import would load
+    Dynamo, which takes 1.4 s."""
     if name != "in_graph":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = torch.compiler.allow_in_graph(apply)

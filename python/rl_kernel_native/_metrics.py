@@ -23,8 +23,8 @@ class DenominatorStatus(enum.IntFlag):
 
     @staticmethod
     def of(denominator: Any) -> Any:
-        """The status bits of an array's elements, int32 on its device. Nothing waits for the device. Use it for any
-        operator with a denominator.
+        """The status bits of an array's elements, int32 on its device. Nothing waits for the device. The function works
+        for every operator with a denominator.
 
         Example:
             >>> rk.DenominatorStatus.of(torch.tensor([7.0, 0.0, -3.0, torch.nan]))
@@ -38,8 +38,8 @@ class DenominatorStatus(enum.IntFlag):
 
 
 class MetricVector:
-    """float32 ``vector`` whose elements have the ``names`` of the subclass: ``metrics.kl`` is one element, without a
-    copy to the host; ``metrics.asdict()`` copies all elements once."""
+    """float32 ``vector`` whose elements have the ``names`` of the subclass: ``metrics.kl`` is one element on the
+    device, which is not copied to the host; ``metrics.asdict()`` copies all elements once."""
 
     names: tuple[str, ...] = ()
 

@@ -119,15 +119,15 @@ class Composed:
 
     Attributes:
         of: positions of the arrays that may have a gradient.
-        composed: a function of the arrays ``of`` and the options. It computes the call's first outputs
-            by torch's operators. None if ``backward`` and ``tangents`` are given.
+        composed: a function of the arrays ``of`` and the options. The function computes the call's first outputs by
+            torch's operators. None if ``backward`` and ``tangents`` are given.
         reads: positions of the constants that ``composed`` takes after the arrays ``of``.
         incoming: names of the incoming gradients, one for each of the first outputs.
         kept: a function of arrays and outputs that returns what the backward reads.
         prepared: a function of arrays, options and needed gradients that returns the options of an eager forward with a
             backward. None: the options stay those of the schema.
-        eager: a function that returns the autograd Function of eager calls. Short operators have one, because the
-            engine's general Function would add a tenth to their time.
+        eager: a function that returns the autograd Function of eager calls. Short operators have such a Function,
+            because the engine's general Function would add a tenth to their time.
         backward: a function that returns the gradients of ``of``, None for unwanted gradients. Its arguments are a
             function that calls operators, the incoming gradients or None, the kept arrays, the options and which
             gradients are wanted. None: use ``composed``.

@@ -2,8 +2,8 @@
 does not fix.
 
 A schema's ``float`` makes torch.compile compile again for each value. A ``Scalar`` also accepts an open number. An open
-number is passed as a float64 tensor in the last argument ``open_numbers``. In its place in the arguments is NaN, a
-value that every operator refuses from a user.
+number is passed as a float64 tensor in the last argument ``open_numbers``. The argument itself is then NaN, a value
+that every operator refuses from a user.
 """
 
 from __future__ import annotations

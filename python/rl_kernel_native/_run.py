@@ -21,7 +21,7 @@ get_num_threads, set_num_threads = torch.get_num_threads, _C.set_num_threads
 
 
 def traced(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The outputs of a traced or transformed call. For a loss, they include its gradients."""
+    """The outputs of a traced or transformed call. The outputs of a loss include its gradients."""
     require(op, arrays, how)
     return applied(op, arrays, how)
 

@@ -34,7 +34,7 @@ class LogprobSemantics:
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: as in the draw
             (:func:`sample`).
         logit_bias, allowed: whether the draw had a logit bias, or a mask of allowed tokens.
-    Raises: TypeError for a type, ValueError for a value or for an argument together with ``raw``.
+    Raises: TypeError for a wrong type; ValueError for a wrong value, or for an argument together with ``raw``.
     Example:
         >>> stamp = rk.LogprobSemantics(logits_dtype="bfloat16", temperature=0.7, top_p=0.9)
         >>> rk.LogprobSemantics.from_json(stamp.to_json()) == stamp

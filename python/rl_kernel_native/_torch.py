@@ -32,14 +32,14 @@ _GPU = "rocm" if torch.version.hip else "cuda"
 
 def is_direct(*tensors: Any) -> bool:
     """Whether a call may skip the dispatcher: nothing traces or transforms the call, and memory holds the tensors'
-    numbers. The extension checks this, because checks in Python would take as long as the call. It refuses values that
-    are not tensors."""
+    numbers. The extension checks this, because checks in Python would take as long as the call. The extension refuses
+    values that are not tensors."""
     return not is_read_by_dynamo() and _C.wanted_gradients(tensors) >= 0
 
 
 def is_direct_gradient(dy: Tensor) -> bool:
-    """Whether a backward may skip the dispatcher. It is checked again, because a gradient may be another kind of tensor
-    than the forward's inputs."""
+    """Whether a backward may skip the dispatcher. The gradients are checked again, because a gradient may be another
+    kind of tensor than the forward's inputs."""
     return not is_read_by_dynamo() and _C.is_direct_gradient(dy)
 
 
@@ -66,8 +66,8 @@ def lost_derivative(tensor: Any) -> str | None:
 
 
 class Eager(torch.autograd.Function):
-    """A Function for calls that :func:`is_direct` allows. Its ``run`` is ``apply`` without the checks for torch.func,
-    which are already done. These checks would take a third of an empty Function's time."""
+    """A Function for calls that :func:`is_direct` allows. The Function's ``run`` is ``apply`` without the checks for
+    torch.func, which are already done. These checks would take a third of an empty Function's time."""
 
     run: ClassVar[Any]
 

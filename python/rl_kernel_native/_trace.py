@@ -1,5 +1,5 @@
-"""rk.trace records which operators of a model ran, on which backend, by which kernel plans and how often. It counts
-replays of CUDA graphs."""
+"""rk.trace records which operators of a model ran, on which backend, by which kernel plans and how often. The counts
+include replays of CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The meaning of "aligned", as data. For every output of every operator, this module says which variations keep the
 bits, and how far the output may differ from a float64 evaluation of its inputs. `rlk contract` prints the table. The
-doctor's self-tests and the tests of every operator take all their bounds from this module. It imports only the standard
-library, and no operator.
+doctor's self-tests and the tests of every operator take all their bounds from this module. This module imports only the
+standard library, and no operator.
 
 Each module `ops/<op>.py` adds the rows of its operator with :func:`add_rows`. Bounds that several operators share are
 in this module.
@@ -144,7 +144,7 @@ def _twice_stock(output: str, measured: float) -> Bound:
 
 # Error of stock torch (transformers, bfloat16, default attention) against float64, for the model and text of
 # consistency/digest. Measured with torch 2.13.0 on an x86-64 CPU with AVX-512. tests/tools/test_contract_chain.py
-# measures it again.
+# measures this error again.
 STOCK_MAX_DLOGP = 0.0731
 STOCK_MEAN_DLOGP = 0.00582
 STOCK_KL_K3 = 4.07e-5
@@ -176,7 +176,8 @@ ROWS: list[Row] = []
 
 
 def add_rows(rows: Iterable[Row]) -> None:
-    """Adds an operator's rows to the table. Each module of ops calls it once with the rows of its outputs."""
+    """Adds an operator's rows to the table. Each module of ops calls this function once with the rows of its
+    outputs."""
     ROWS.extend(rows)
 
 

@@ -39,8 +39,8 @@ class Device(NamedTuple):
 
 
 def examine(self_test: bool = True, warm: bool = False) -> dict[str, Any]:
-    """The whole report, as one JSON object. With ``warm``, it also has the results of :func:`compiled_ahead` for the
-    GPUs."""
+    """The whole report, as one JSON object. With ``warm``, the report also has the results of :func:`compiled_ahead`
+    for the GPUs."""
     torch = _import_torch()
     _dispatch.match_torch_threads()
     found, note = gpus(torch)
@@ -361,7 +361,8 @@ def _of_warm(row: Mapping[str, Any]) -> str:
 
 
 def _backends(operators: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """One line for each device and backend. It names the operators if the backend does not compute all of them."""
+    """One line for each device and backend. The line names the operators if the backend does not compute all
+    operators."""
     served: dict[tuple[str, str, str], list[str]] = {}
     for operator, rows in operators.items():
         for row in rows:

@@ -28,8 +28,8 @@ _C = functions(linear_logprob_backward="object*5, int, object*2, int")
 
 
 def _call(function: Callable[..., Any], shapes: Any, *arrays: Any) -> Any:
-    """Calls `function` on the host with NumPy arrays, from inside the graph. Under vmap it is called once for each
-    element."""
+    """Calls `function` on the host with NumPy arrays, from inside the graph. Under vmap, `function` is called once for
+    each element."""
 
     def on_host(*given: Any) -> Any:
         return function(*(None if array is None else np.asarray(array) for array in given))

@@ -74,8 +74,8 @@ def _tokens(o: Operands) -> tuple[Tensor, ...]:
 
 
 def position_baselines(o: Operands) -> Tensor:
-    """verl's optimal token baseline for all groups at once. It leaves out the baseline at the tail of the longest
-    sequence, as verl does."""
+    """verl's optimal token baseline for all groups at once. As in verl, the tail of the longest sequence has no
+    baseline."""
     m = o.mask.to(o.rewards.dtype)
     to_go = (o.rewards * m).flip(-1).cumsum(-1).flip(-1)
     w = ((1 - 2 * o.logprob.exp() + o.sum_p_sq) * m).cumsum(-1) * m

@@ -53,7 +53,8 @@ def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> t
 
 
 class Candidate(NamedTuple):
-    """A peer in one pass. ``error()`` is the error of its results against float64, None if not measured."""
+    """A peer in one pass. ``error()`` is the error of the peer's results against float64, or None if the error is not
+    measured."""
 
     peer: str
     call: Call

@@ -91,7 +91,7 @@ def _error(call: Call, which: str, weight: Tensor, o: Operands) -> float:
     if "backward" not in which:
         expected, got = weight[o.ids], result
     else:
-        # Only one column of every row is compared. float64 sums it exactly enough.
+        # Only one column of every row is compared. A float64 sum of this column is exact enough.
         sums = torch.zeros(weight.shape[0], dtype=torch.float64, device=weight.device)
         expected = sums.index_add_(0, o.ids, o.dy[:, 0].double())
         got = result[0][:, 0]

@@ -33,7 +33,7 @@ class Operands(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The passes of a peer, except the last pass: it runs torch's autograd over the peer's forward."""
+    """The passes of a peer. The last pass is not listed, because it runs torch's autograd over the peer's forward."""
 
     name: str
     forward: Callable[[Tensor, Tensor], Tensor]

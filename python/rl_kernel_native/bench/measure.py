@@ -92,7 +92,8 @@ def timing_of(samples_ms: Sequence[float]) -> Timing:
 
 
 class Replay:
-    """A CUDA graph of several calls over rotating buffers. Its replays show the cost of a call without the host."""
+    """A CUDA graph of several calls over rotating buffers. Replays of the graph show the cost of a call without the
+    host."""
 
     def __init__(self, call: Call, buffers: int) -> None:
         self.stream = torch.cuda.Stream()

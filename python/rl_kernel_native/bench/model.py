@@ -103,8 +103,8 @@ class Served:
         return step
 
     def training_step_without_head_and_loss(self) -> Callable[[int], object]:
-        """Forward and backward of the decoder alone. It is measured without head and loss, because these need the same
-        memory in both models, a large part of the total."""
+        """Forward and backward of the decoder alone. Head and loss are left out, because they need the same memory in
+        both models, a large part of the total."""
         gradient: list[torch.Tensor] = []
 
         def step(_: int) -> object:

@@ -92,7 +92,7 @@ def _liger(a: Angles) -> Peer:
 
 
 def _vllm(a: Angles) -> Peer:
-    """vLLM's own kernel, which works in place. Its cache has the dtype of q."""
+    """vLLM's own kernel, which works in place. The kernel's cache of cos and sin has the dtype of q."""
     importlib.import_module("vllm._custom_ops")
     cache = torch.cat((a.cos, a.sin), -1).to(a.wide_cos.dtype)
 

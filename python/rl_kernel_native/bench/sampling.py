@@ -42,7 +42,7 @@ def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 
 
 
 def _flashinfer(given: dict[str, Any]) -> tuple[str, Callable[[Tensor], Any]]:
-    """FlashInfer's sampler. It gives no log-probability."""
+    """FlashInfer's sampler, which gives no log-probability."""
     sampling = importlib.import_module("flashinfer.sampling")
     k, p, t = given.get("top_k", 0), given.get("top_p", 1.0), given.get("temperature", 1.0)
     if k:

@@ -2,7 +2,7 @@
 package.
 
 Operands are exactly scaled integers from a hash of a counter, so they have the same bits on every machine and with
-every version of NumPy and torch. Nothing here imports torch before a certificate is made.
+every version of NumPy and torch. This module imports torch only when a certificate is made.
 """
 
 from __future__ import annotations

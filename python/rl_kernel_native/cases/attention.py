@@ -58,7 +58,7 @@ class _Attentions(NamedTuple):
 def _attentions(dtypes: tuple[str, ...]) -> Iterator[_Attentions]:
     random = np.random.default_rng(6)
     # Shapes: decode; less than a block of keys; a chunk of queries over more than a block of keys; a window; values
-    # narrower than keys. They include grouped heads and head sizes of published models.
+    # narrower than keys. The shapes include grouped heads and head sizes of published models.
     for queries, keys, heads, kv_heads, head_dim, value_dim, window in (
         (1, 40, 4, 2, 64, 64, None), (9, 9, 3, 1, 8, 8, None), (33, 150, 4, 2, 128, 128, None),
         (20, 20, 2, 2, 80, 80, 6), (9, 70, 2, 2, 192, 128, None),

@@ -291,7 +291,7 @@ def _results(request: Request, setting: str, trainers: Sequence[str], found: Cal
 
 def rates(request: Request, setting: str) -> dict[str, Any]:
     """Measures rollouts on a GPU, without a comparison: tokens per second, launches and kernels per step, and calls and
-    seconds of each kernel in one rollout. With ``default_batch``, it measures the rate for the engine's own limit of
+    seconds of each kernel in one rollout. With ``default_batch``, rates are measured for the engine's own limit of
     tokens per step and for chunked prefill."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "request.json"

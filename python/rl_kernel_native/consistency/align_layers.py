@@ -3,7 +3,7 @@ rl_kernel_native.consistency.align_layers FILE`.
 
 FILE holds a scored rollout (align_trainer.py) and gets ``first_divergent``. Engine and transformers model compute one
 sequence, and hooks keep the result of each module. The engine runs eagerly here, because compiled code calls no hooks.
-Its operators may therefore differ from those of the compiled rollout.
+The engine's operators may therefore differ from those of the compiled rollout.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ MERGED = {
     "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
-# vLLM's modules that are plain functions in transformers. Their result is the input of the named transformers module.
+# vLLM's modules that are plain functions in transformers. The result of such a function is the input of the named
+# transformers module.
 BEFORE = {"self_attn.attn": "self_attn.o_proj", "mlp.act_fn": "mlp.down_proj"}
 HEAD = "head or log-probability"  # or an operator of the rollout's compiled code
 

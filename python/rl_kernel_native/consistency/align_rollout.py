@@ -20,7 +20,7 @@ from . import align_turns as turns
 
 MAX_BATCHED_TOKENS = 64  # on a CPU; longer prompts are prefilled in chunks
 PAGE = 16
-TIMED = 3  # rollouts on a GPU that are timed, after one that is not
+TIMED = 3  # timed rollouts on a GPU, after an untimed rollout
 LAUNCH = re.compile(r"cu(da)?(Launch(Cooperative)?Kernel|GraphLaunch)")  # names in the runtime and driver APIs
 KERNEL = re.compile(r"\brlk::(?:\w+::)*(?:\(anonymous namespace\)::)?(\w+)")
 
@@ -170,7 +170,8 @@ def features(engine: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def requests_per_step(engine: Any) -> Iterator[list[int]]:
-    """A context. Its list gets the number of requests in each step that the engine schedules inside the context."""
+    """A context that yields a list. The list gets the number of requests in each step that the engine schedules inside
+    the context."""
     scheduler = engine.llm_engine.engine_core.engine_core.scheduler
     own, sizes = scheduler.schedule, []
 

@@ -71,8 +71,8 @@ def compare(
         fault_tolerance: relative error, on equal input, above which an operator is at fault; None: the error that
             rounding explains.
         report: a directory for report.html, report.json and charts.
-    Returns: a Comparison. Its ``str`` is the verdict in words; programs read ``aligned`` and ``faults``.
-    Raises: ValueError for an argument, prompts or a model that cannot be compared; TypeError for a type.
+    Returns: a Comparison, whose ``str`` is the verdict in words; programs read ``aligned`` and ``faults``.
+    Raises: ValueError for an argument, prompts or a model that cannot be compared; TypeError for a wrong type.
 
     Example:
         >>> import torch, transformers

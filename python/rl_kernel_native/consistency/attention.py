@@ -23,8 +23,8 @@ from ..integrations.decoder import OBSERVER_ATTRIBUTE
 from .errors import spelled
 
 # No mask function is registered under the first two names, because masks are built here, not derived from shapes.
-# flash-attn takes a key mask or offsets instead. Its name avoids "flash": for such a name, transformers would download
-# kernels.
+# flash-attn takes a key mask or offsets instead. FLASH_NAME does not contain "flash": for a name with this text,
+# transformers would download kernels.
 ATTENTION_NAME, EAGER_NAME, FLASH_NAME = "rlk_stock_sdpa", "rlk_stock_eager", "rlk_stock_fa"
 
 

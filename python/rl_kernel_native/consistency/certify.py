@@ -2,10 +2,10 @@
 computation.
 
 The operators of a model's chain, and kl, are computed forward and backward in every dtype. A row is computed alone, and
-at the beginning, in the middle and at the end of batches. It is computed with other neighbours, in other layouts, over
-shards, and repeatedly. A token sum is computed in other layouts, with padding after it, and in chunks. To check a
-certificate, compute it on another machine: the content is the same on every machine, and contract.py says on which
-machines the digests must be equal.
+at the beginning, in the middle and at the end of batches. A row is also computed with other neighbours, in other
+layouts, over shards, and repeatedly. A token sum is computed in other layouts, with padding after it, and in chunks. To
+check a certificate, compute it on another machine: the content is the same on every machine, and contract.py says on
+which machines the digests must be equal.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Entry:
         operator, direction, outputs: as in contract.py.
         exp: mode of the exponential, or "" without an exponential.
         options: the call's options, in words.
-        backends: the backends whose digests must be equal, a name in contract.BACKENDS. With the hardware exponential
-            they have one architecture.
+        backends: the backends whose digests must be equal, a name in contract.BACKENDS. With the hardware exponential,
+            these backends have one architecture.
         batches, positions, layouts, ways, runs, padding: the tested variations.
         variations: number of compared computations.
         sha256: hash of the outputs' bytes when the row is computed alone.
@@ -143,7 +143,7 @@ def certify(
         operators: names in CERTIFIED; empty: all of them.
         quick: only two shapes of each operator, as in continuous integration.
         arithmetic: the CPU's arithmetic, as for `rk.arithmetic`; None: the current arithmetic. A GPU always uses its
-            own.
+            own arithmetic.
         arrays: the arrays of another framework than torch, on `device`.
         progress: shows the number of computed entries.
     Raises: BadInput for a missing device or operator.

@@ -1,4 +1,4 @@
-"""The charts of a report. They are drawn without a display, and refer to no other file."""
+"""The charts of a report. The charts are drawn without a display, and refer to no other file."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _used_bins(comparison: Comparison) -> tuple[int, int]:
 
 
 def to_svg(figure: Figure) -> str:
-    """A standalone SVG document. It has no date, so equal runs give equal files."""
+    """A standalone SVG document. The document has no date, so equal runs give equal files."""
     buffer = io.StringIO()
     with rc_context(_STYLE):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})

@@ -347,7 +347,7 @@ def digest(
     """Score the package's text with its model, and compare the sha256 of the log-probabilities with the recorded
     digest.
 
-    A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run it on both.
+    A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run this command on both.
 
     Exit status: 0 the recorded digest, 1 another, 2 bad input, 3 a failure of the program itself.
     """
@@ -433,7 +433,7 @@ def print_contract(
     operator: OperatorOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what each output's bits do not depend on, and how far each output may be off float64.
+    """Say what each output's bits do not depend on, and how far each output may differ from float64.
 
     Exit status: 0 printed, 2 bad input, 3 a failure of the program itself.
     """

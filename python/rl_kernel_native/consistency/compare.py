@@ -1,4 +1,4 @@
-"""Generates a rollout, scores its ids with a training forward, and compares. This is done for each batch size; then
+"""Generates a rollout, scores its ids with a training forward, and compares. These steps run for each batch size; then
 rollouts of different batch sizes are compared."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Entry point of `rlk`. If packages that a command needs are missing, it names them before it imports the command.
+"""Entry point of `rlk`. If packages that a command needs are missing, an error names them before the command is
+imported.
 
 `doctor`, `bench` and `--version` need only NumPy, so they work without the optional packages of the other commands.
 """

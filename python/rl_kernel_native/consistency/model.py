@@ -1,4 +1,4 @@
-"""Loads and checks a Hugging Face causal LM from a directory, a Hub id or memory. It never reads a pickle."""
+"""Loads and checks a Hugging Face causal LM from a directory, a Hub id or memory. This module never reads a pickle."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ def find_directory(name: str | Path, argument: str = "model_a") -> Path:
 
 
 def _silence_of_hub(name: str) -> str | None:
-    """The reason why the Hub is unreachable, found by one request of at most _HUB_SECONDS; None if it answers, even
-    with an error.
+    """The reason why the Hub is unreachable, found by one request of at most _HUB_SECONDS; None if the Hub answers,
+    even with an error.
 
     The request runs in a thread, which limits its time: a download would retry many times, and a silent name server has
     no timeout.
@@ -222,7 +222,8 @@ def in_memory(
     model: Any, name: str, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Iterator[LoadedModel]:
     """The LoadedModel of a caller's model, which is in evaluation mode while the context is open. If the model is
-    patched, its LoadedModel holds a twin without the patch. If the model has another dtype or device, it holds a copy.
+    patched, its LoadedModel holds a twin without the patch. If the model has another dtype or device, the LoadedModel
+    holds a copy.
 
     Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
     """

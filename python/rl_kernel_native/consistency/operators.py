@@ -236,7 +236,7 @@ def make_operators(name: str, argument: str) -> Operators:
 
 def operator_table(rollout: Operators, training: Operators) -> list[OperatorRow]:
     """The implementations on both sides, in the order of a forward pass. If both sides have the same implementation,
-    its row names it once."""
+    the row names this implementation once."""
     ours = {row.operator: row for row in rollout.table()}
     theirs = {row.operator: row for row in training.table()}
     rows = []

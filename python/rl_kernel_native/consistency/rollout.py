@@ -1,9 +1,9 @@
 """The rollout side: continuous batching, one token per step with a KV cache, seeded sampling.
 
-The scheduler works like a serving engine's scheduler, reduced to the parts that can change numbers. It admits a waiting
-request as soon as a slot is free, at most one request per step. The request's prompt runs as a separate forward; then
-the request is a row of the decode batch until it ends. The batch therefore grows, shrinks and changes its members while
-requests are in flight.
+The scheduler works like a serving engine's scheduler, reduced to the parts that can change numbers. The scheduler
+admits a waiting request as soon as a slot is free, at most one request per step. The request's prompt runs as a
+separate forward; then the request is a row of the decode batch until it ends. The batch therefore grows, shrinks and
+changes its members while requests are in flight.
 """
 
 from __future__ import annotations

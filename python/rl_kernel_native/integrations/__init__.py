@@ -30,7 +30,7 @@ def __getattr__(name: str) -> Any:
 def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | None = None) -> Enabled:
     """Turns on this library in an engine and in a trainer, so that the ratio of an on-policy token is exactly 1.
 
-    Call it before the engine and the trainer are created::
+    Call this function before the engine and the trainer are created::
 
         rk.enable(rollout="vllm", trainer="trl")
         trainer = GRPOTrainer(..., args=GRPOConfig(use_vllm=True, vllm_mode="colocate", ...))
@@ -99,8 +99,8 @@ def patch_model(model: Any, ops: Iterable[str] | None = None, *, strict: bool = 
             later.
         probe: False skips the probes, so only classes and functions are compared.
     Returns:
-        A dict with the number of modules that each operator now computes. Its attribute ``unproved`` names the modules
-        that torch still computes, with the reasons.
+        A dict with the number of modules that each operator now computes. The dict's attribute ``unproved`` names the
+        modules that torch still computes, with the reasons.
     Raises:
         ImportError for a transformers older than 5.14; TypeError for an object that is no such model, or a wrong type
         of `ops`. ValueError for an unknown name in `ops`, for a model that is already patched, in whole or in part, or

@@ -36,8 +36,8 @@ KNOWN = "_rk_known"  # attribute of a body and of the modules that contain it: t
 # The call observer.output(output [B, T, H, D]) returns the output.
 OBSERVER_ATTRIBUTE = "_rlk_attention_observer"
 
-# transformers passes on a mask of four dimensions unchanged. This empty mask stops it from making a mask for attention
-# that needs none.
+# transformers passes on a mask of four dimensions unchanged. This empty mask therefore takes the place of a mask for
+# attention that needs none.
 _NO_MASK = torch.empty(1, 1, 0, 0, dtype=torch.bool, device="cpu")
 _logger = logging.getLogger("rl_kernel_native")
 
@@ -516,8 +516,8 @@ def require_no_others(module: Any, *_: Any) -> None:
     """A hook before each forward: raises a ValueError if a module that computes with torch was added after the patch.
     The check is cheap if no module was added.
 
-    It is no error to remove modules or to wrap known modules. If a served module later got another class or forward,
-    torch computes it, and a warning says so.
+    It is no error to remove modules or to wrap known modules. If a module that this library computes later gets another
+    class or forward, torch computes the module, and a warning says so.
     """
     if torch.compiler.is_compiling():
         return
@@ -571,8 +571,8 @@ def _below(module: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def why_own_angles(module: Any) -> str | None:
-    """The reason why a rotary embedding's tables are no longer valid, or None. They become invalid if the module's
-    frequencies change."""
+    """The reason why a rotary embedding's tables are no longer valid, or None. The tables become invalid if the
+    module's frequencies change."""
     for layer, tables in module.__dict__[TABLES].items():
         if not tables.agrees(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq")):
             return "inv_freq is not that of the configuration"

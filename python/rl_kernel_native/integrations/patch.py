@@ -54,7 +54,7 @@ class Patched(dict[str, int]):
 
 @dataclass
 class _Record:
-    """The record of a patch, stored on the model. It holds no module, so that it keeps no module alive."""
+    """The record of a patch, stored on the model. The record holds no module, so that it keeps no module alive."""
 
     chosen: frozenset[str]
     unproved: dict[str, str]

@@ -275,7 +275,7 @@ def serve_layer(module: Any, family: Family) -> None:
 
 
 def serve_body(module: Any, attentions: tuple[Any, ...], strict: bool) -> None:
-    """Replaces the forward of a decoder. Its attentions are already replaced."""
+    """Replaces the forward of a decoder. The decoder's attentions are already replaced."""
     module.__dict__[decoder.ATTENTIONS] = attentions
     module.__dict__[decoder.PROVED] = module.config._attn_implementation
     serve(module, decoder.body, _rk_strict=strict)

@@ -33,8 +33,8 @@ class RotaryTables:
         self._seen: tuple[Any, int, bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state for a file or another process. It has the frequencies but no tables: they are made again from the
-        frequencies."""
+        """The state for a file or another process. The state has the frequencies but no tables: the tables are made
+        again from the frequencies."""
         return {**self.__dict__, "_tables": [], "_placed": {}, "_seen": None}
 
     def agrees(self, inv_freq: torch.Tensor) -> bool:

@@ -65,8 +65,8 @@ def locate_sequences(
 ) -> Sequences:
     """Sequences of a forward over `batch` rows of `num_queries` tokens.
 
-    On a GPU, this is one synchronisation per forward, because the host reads the mask, or the positions if there is no
-    mask. With `cu_seq_lens_q`, as from transformers' flattening collator, there is no synchronisation.
+    On a GPU, a forward synchronises once, because the host reads the mask, or the positions if there is no mask. With
+    `cu_seq_lens_q`, as from transformers' flattening collator, there is no synchronisation.
 
     Args:
         attention_mask: None, or [batch, keys], nonzero for real tokens. There must be no padding between real tokens.
@@ -88,7 +88,7 @@ def locate_sequences(
         raise ValueError(f"input_ids: expected at least one row and one token, got [{batch}, {num_queries}]")
     if position_ids is not None:
         _require_positions(batch, num_queries, position_ids)
-    # For static caches, generate passes a dict with a mask per kind of layer. All of them are the same mask here.
+    # For static caches, generate passes a dict with a mask per kind of layer. All entries are the same mask here.
     if isinstance(attention_mask, dict):
         attention_mask = next(iter(attention_mask.values()), None)
     if attention_mask is not None and not isinstance(attention_mask, torch.Tensor):

@@ -1,6 +1,7 @@
 """Runs TRL's GRPOTrainer on this library's operators, which compute the log-probabilities of its LM head and its loss.
 
-:func:`enabled` installs both and removes them at its end. TRL's trainer, configuration and logs stay in use.
+:func:`enabled` installs these replacements, and removes them at the end of its context. TRL's trainer, configuration
+and logs stay in use.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ def enabled() -> contextlib.AbstractContextManager[None]:
     the entropy bonus and MoE's auxiliary loss. Metrics go to TRL's logs under TRL's names. Log-probabilities have the
     same bits for any micro-batch, given the same hidden states. :func:`rl_kernel_native.patch_model` gives models in
     one dtype the same hidden states. The reference model of a patched policy is also patched, so the KL of the first
-    step is exactly 0. If it cannot be patched, a warning gives the reason. On CUDA, ``linear`` supports bfloat16 and
+    step is exactly 0. If the reference model cannot be patched, a warning gives the reason. On CUDA, ``linear``
+    supports bfloat16 and
     float16: train with ``bf16=True`` or ``fp16=True``, without ``cast_lm_head_to_fp32``.
 
     The tests compare with TRL 1.15 and 1.16. A newer release also works, with a warning, if it still has the names and
@@ -450,8 +452,8 @@ def compute_loss(self: Any, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
 
 
 def _spec(self: Any, mode: str) -> rk.PolicySpec:
-    """The trainer's current objective. It is made for each loss, because an adaptive entropy coefficient changes
-    between steps."""
+    """The trainer's current objective. The objective is made anew for each loss, because an adaptive entropy
+    coefficient changes between steps."""
     args = self.args
     coef = 0.0
     if self._entropy_bonus_enabled:
@@ -506,8 +508,8 @@ def _bonus(entropy: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor | Non
 
 
 def _adapt_entropy_coef(self: Any, mode: str, entropy: torch.Tensor, mask: torch.Tensor) -> None:
-    """TRL's controller of the entropy coefficient. After the last micro-batch of an optimizer step, it changes the
-    coefficient in the opposite direction of the mean entropy."""
+    """TRL's controller of the entropy coefficient. After the last micro-batch of an optimizer step, the controller
+    changes the coefficient in the opposite direction of the mean entropy."""
     if mode != "train":
         return
     if self.use_adaptive_entropy:

@@ -155,8 +155,9 @@ def attention(
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
     The output of a query has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
-    The gradients of a query and of a key have the same bits too. In torch, ``q``, ``k``, ``v`` and ``sinks`` have
-    gradients, except with pages. Under ``torch.autocast``, ``q``, ``k`` and ``v`` are cast as in torch's attention.
+    The gradients of a query and of a key are just as independent of batch and layout. In torch, ``q``, ``k``, ``v`` and
+    ``sinks`` have gradients, except with pages. Under ``torch.autocast``, ``q``, ``k`` and ``v`` are cast as in torch's
+    attention.
 
     ``q`` holds the queries; ``k`` and ``v`` hold the keys and values, and may have another layout than ``q``. The last
     query of a sequence is at its last key (bottom right): with Q queries and L keys in use, query i is at key ``L - Q +
@@ -178,7 +179,7 @@ def attention(
             ``q_heads``: query head h reads head ``h // (q_heads / kv_heads)``. The last dimension of ``v`` may be
             smaller, a multiple of 8 (192 and 128 in DeepSeek's MLA). The bits are the same as for ``v`` padded with
             zeros.
-        causal: True: a query sees the keys up to its own position. False: it sees all keys of its sequence.
+        causal: True: a query sees the keys up to its own position. False: a query sees all keys of its sequence.
         window_size: the number of keys that a query sees, including its own: ``q_pos - k_pos < window_size``, as
             Hugging Face's ``sliding_window`` (FlashAttention's ``window_size=(window_size - 1, 0)``). A window requires
             ``causal=True``.
@@ -189,7 +190,7 @@ def attention(
             ``softcap``. A sink has no value vector (gpt-oss): ``exp(sink)`` is added to the sum of a row's
             exponentials.
         cu_seqlens_q, cu_seqlens_k: int32 or int64 ``[num_sequences + 1]``, offsets of the packed sequences
-            (docs/tokens.md); they may end early.
+            (docs/tokens.md); they may end before the last token.
         seqused_q, seqused_k: int32 ``[num_sequences]``: the number of queries and of keys in use, from the beginning of
             each sequence; default: all. ``seqused_k`` counts from key ``leftpad_k``.
         leftpad_k: int32 ``[num_sequences]``: the number of padding keys at the front; for ``k`` with a batch dimension.
@@ -207,9 +208,9 @@ def attention(
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
             -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
             RoPE, its position is its depth: the number of tokens before it on its path. A token's output and the
-            gradient of its query have the same bits as if its path were one sequence. So have the gradients of keys in
-            segments without children. A tree requires ``causal=True`` and excludes the other lists of sequences. On a
-            GPU, a segment whose parent is out of range becomes a root with one key, which is NaN.
+            gradient of its query have the same bits as if its path were one sequence. The gradients of keys in segments
+            without children also have these bits. A tree requires ``causal=True`` and excludes the other lists of
+            sequences. On a GPU, a segment whose parent is out of range becomes a root with one key, which is NaN.
         exp: ``"hardware"``, ``"portable"`` or None. None means hardware on CUDA and under ``rk.arithmetic("sm_90")``,
             else portable. Portable gives the same bits on every backend that computes the same products. Hardware gives
             the same bits on every GPU of one architecture; the CPU can give those of sm_90. Under
@@ -228,10 +229,10 @@ def attention(
         :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an
         output of +0 and an lse of -Inf, and is never read. Padding among the keys is never read either.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for arguments that do
-        not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no kernel
-        for the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts are
-        clamped, and keys of an invalid page are NaN.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, for arguments that
+        do not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no
+        kernel for the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts
+        are clamped, and keys of an invalid page are NaN.
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
 
@@ -320,7 +321,8 @@ def attention_backward(
     tree: tuple[AnyArray, AnyArray] | None = None,
     exp: Exp = None,
 ) -> tuple[ArrayT, ...]:
-    """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradients of :func:`attention`, for callers that run backward themselves; torch's autograd also calls this
+    function.
 
     Args:
         dout: the gradient of ``out``, with its shape and dtype.

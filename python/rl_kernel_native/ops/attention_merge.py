@@ -76,7 +76,7 @@ def attention_merge(
     Returns:
         ``out``, as :func:`attention` gives it; or :class:`AttentionResult`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value, for ``stats`` and
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, for ``stats`` and
         ``sums`` of different rows, and for a gradient that would be lost; RuntimeError if this build has no kernel for
         the device.
     Source: docs/numerics.md, rule 6.
@@ -131,15 +131,15 @@ def attention_merge_approximate(outs: Any, lses: Any, *, exp: str | None = None,
             bfloat16 or float16; contiguous, at most 1024 parts. ``head_dim`` is a multiple of 8, at most 256.
         lses: float32 ``[parts, batch, heads, tokens]``, or packed ``[parts, heads, tokens]``: the natural logarithm of
             each part's sum, as attention and FlashAttention give it; -Inf where a row sees nothing of a part.
-            FlashAttention 2 gives +Inf there; replace this value, because +Inf makes the row NaN.
+            FlashAttention 2 gives +Inf for such a row; replace this value, because +Inf makes the row NaN.
         exp: as for :func:`attention`.
         return_lse: also return the logarithm of each row's sum.
     Returns:
         ``out``, with the dtype of ``outs`` and without their first dimension; or :class:`AttentionResult`. A row that
         sees nothing has ``out`` +0 and lse -Inf.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a gradient that would be lost;
-        RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout or device, or for a gradient that
+        would be lost; RuntimeError if this build has no kernel for the device.
     Source: the contract, cpp/include/rlk/ops/attention.h.
 
     Example:

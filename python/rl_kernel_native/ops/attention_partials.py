@@ -53,7 +53,7 @@ def attention_splits(num_keys: int) -> list[range]:
         num_keys: keys of the sequence, below 2^31.
     Returns: a range for each split that has keys. A split has 1024 keys below key 8192, 2048 keys below key 65536, and
         4096 keys from there on. The last split ends at the last key.
-    Raises: TypeError for a type; ValueError for a number out of range.
+    Raises: TypeError for a wrong type; ValueError for a number out of range.
     Source: docs/numerics.md, rule 6.
     Example:
         >>> rk.attention_splits(2500)

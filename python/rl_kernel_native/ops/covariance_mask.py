@@ -94,8 +94,8 @@ def covariance_mask(
     Args:
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. Log-probabilities of the trained policy.
-        old_logprob: as ``logprob``, for the policy in the ratio's denominator. It is None for ``kind="kl"`` and
-            required for ``kind="clip"``.
+        old_logprob: as ``logprob``, for the policy in the ratio's denominator. Pass None with ``kind="kl"``; the array
+            is required with ``kind="clip"``.
         advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
             packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
             sequence.
@@ -113,9 +113,9 @@ def covariance_mask(
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 with the shape of ``logprob``: 1 for a selected token, else 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an argument that the
-        kind does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a
-        ValueError (docs/tokens.md); on a GPU the whole result is NaN.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an argument
+        that the kind does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens
+        are a ValueError (docs/tokens.md); on a GPU the whole result is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Cui et al. 2025, arXiv:2505.22617; verl's
         compute_policy_loss_clip_cov and compute_policy_loss_kl_cov; Philox after Salmon et al., SC 2011.
     Example:

@@ -22,8 +22,8 @@ _C = functions(embedding="object*6, int", embedding_backward="object*7, int, obj
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The rows of a tangent if ``wanted`` is None, else the gradient of the table. With main_grad, the gradient is
-    added to it."""
+    """The rows of a tangent if ``wanted`` is None, else the gradient of the table. If main_grad is given, the gradient
+    is added to main_grad."""
     weight, ids = arrays
     dtype, main_grad = how[3:] or (SAME, None)
     if wanted is None:
@@ -117,8 +117,8 @@ def embedding(
         padding_idx: an id whose row is returned but gets no gradient, as in torch.
         check: raise a ValueError that names the first bad id. The check synchronises, and breaks the graph of
             torch.compile.
-        on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. It reads no
-            memory and affects no other row. ``"raise"``: as ``check``.
+        on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. Such an id reads
+            no memory and affects no other row. ``"raise"``: as ``check``.
         main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to it in place
             and gives ``weight`` itself none; rows without a token are not touched. The conditions are the same as for
             :func:`linear`.
@@ -126,7 +126,7 @@ def embedding(
             ``weight``.
     Returns: ``y``, ``[..., columns]``, of the dtype of ``weight``.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source:
         docs/numerics.md, rule 9; shards: Shoeybi et al. 2019, arXiv:1909.08053.
@@ -183,7 +183,7 @@ def embedding_backward(
     dweight_dtype: DType = None,
 ) -> ArrayT:
     """Gradient of :func:`embedding` in ``weight``, for callers that run backward themselves; torch's autograd also
-    calls it.
+    calls this function.
 
     ``dweight[v]`` is the sum of ``dy`` over the tokens of row v. The sum is taken in float32, in groups of 64 tokens
     and blocks of 8192 by token index, and rounded once.

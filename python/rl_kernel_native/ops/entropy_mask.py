@@ -42,7 +42,7 @@ def entropy_mask(
     Returns: float32 with the shape of ``entropy``: 1 for a token that counts and is selected, else 0. With
         ``PolicySpec(drop_selected=True)``, pass ``selected=1 - entropy_mask(...)``, the tokens that are not selected.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU the
         whole result is NaN.
     Source: docs/numerics.md, rule 10; docs/objectives/entropy.md; Wang et al. 2025, arXiv:2506.01939; TRL's

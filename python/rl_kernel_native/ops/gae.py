@@ -81,13 +81,13 @@ def gae(
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Other
             offsets are a ValueError on the CPU; on a GPU the results of such sequences are NaN.
         gamma, lam: in ``[0, 1]``.
-        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts; it enters the
-            advantages. None: 0.
+        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts; this value
+            enters the advantages. None: 0.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl then
         whitens the advantages with :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; Schulman et al. 2016, arXiv:1506.02438; verl's compute_gae_advantage_return.

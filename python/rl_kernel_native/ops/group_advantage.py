@@ -193,8 +193,8 @@ def group_advantage(
     Returns:
         advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` where more is asked for.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
-        effect; RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an option
+        without effect; RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; Shao et al. 2024, arXiv:2402.03300, and the table.
 

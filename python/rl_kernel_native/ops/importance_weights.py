@@ -47,8 +47,9 @@ class ImportanceWeights(NamedTuple, Generic[ArrayT]):
 
 
 class ImportanceMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is one element, without a copy to the
-    host; ``metrics.asdict()`` copies all elements once. Definitions: the contract, and docs/objectives.md."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is one element on the device, which is
+    not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: the contract, and
+    docs/objectives.md."""
 
     names: tuple[str, ...] = (
         "num_tokens", "num_sequences", "weight_mean", "weight_std", "weight_min", "weight_max", "ratio_min",
@@ -243,9 +244,9 @@ def importance_weights(
             differ.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an option without
-        effect; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
-        (docs/tokens.md); on a GPU, the weights of the neighbouring sequences and all metrics are NaN.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an option
+        without effect; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a
+        ValueError (docs/tokens.md); on a GPU, the weights of the neighbouring sequences and all metrics are NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper; slime's mis.py;
         fengyao.notion.site/off-policy-rl; IcePop, arXiv:2510.18855.
 

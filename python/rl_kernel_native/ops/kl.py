@@ -115,7 +115,8 @@ def kl(
     old_logprob: AnyArray | None = None,
     importance_weight: AnyArray | None = None,
 ) -> ArrayT:
-    """An estimate of KL(policy, reference) for every token. Use it for a KL term in the reward, or in your own loss.
+    """An estimate of KL(policy, reference) for every token. Use the estimate for a KL term in the reward, or in your
+    own loss.
 
     With ``e = ref_logprob - logprob`` the estimators are ``-e``, ``e**2 / 2``, ``expm1(e) - e`` and ``abs(e)``. They
     equal the KL term of :func:`policy_loss`, bit for bit. Nothing is summed, so packed tokens, ``[num_tokens]``, need
@@ -134,13 +135,13 @@ def kl(
             verl's ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls these limits
             ``kl_input_clamp`` and ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, and the gradient
-            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. At token level it
-            is PolicySpec's ``kl_times_ratio``.
+            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. At token level, the
+            product is PolicySpec's ``kl_times_ratio``.
         importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a gradient,
             it gets the weight's gradient. No part of the weight's gradient reaches ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for a meaningless
         combination; RuntimeError if this build has no kernel for the device.
     Source: docs/numerics.md, rule 3; docs/objectives.md; Schulman 2020, "Approximating KL divergence".
 
@@ -167,7 +168,7 @@ def kl_backward(
     old_logprob: AnyArray | None = None,
     importance_weight: AnyArray | None = None,
 ) -> KlGradients[ArrayT]:
-    """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradients of :func:`kl`, for callers that run backward themselves; torch's autograd also calls this function.
 
     Args:
         d_kl: float32, of the shape of ``logprob``; masked slots may hold any value.

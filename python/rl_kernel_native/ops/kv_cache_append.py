@@ -46,8 +46,9 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
             GPU skips it. If several tokens have the same slot, the slot may get any of these tokens.
     Returns: None.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout, a device, overlapping memory or a gradient that would
-        be lost; BufferError for a read-only cache; RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype; ValueError for a wrong shape, layout or device, for overlapping memory, or for a
+        gradient that would be lost; BufferError for a read-only cache; RuntimeError if this build has no kernel for the
+        device.
     Source: the contract; layouts: vLLM 0.26, ``vllm/v1/attention/backends``.
     Example:
         >>> k, v, cache = torch.ones(2, 1, 8), torch.ones(2, 1, 8), torch.zeros(2, 4, 16, 1, 8)

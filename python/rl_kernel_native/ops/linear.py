@@ -104,7 +104,7 @@ def linear(
             torch version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source:
         docs/numerics.md, rules 1, 2 and 9.
@@ -233,7 +233,7 @@ def linear_partial(
         x_shard: ``[..., shard]``, the columns of ``x`` in ``num_segments`` segments, from segment ``first_segment`` on.
         weight_shard: ``[out_features, shard]``, the same columns of the weight.
         k_segments: number of segments of the whole layer: 1, 2, 4 or 8, at least the number of ranks. The bits depend
-            on this number, so every engine that runs the layer must use the same one.
+            on this number, so every engine that runs the layer must use the same number.
         first_segment, num_segments: the shard's segments, which form a whole subtree: ``num_segments`` is a power of
             two and divides ``first_segment``. If ``k_segments`` is above 1, the shard's number of columns is a multiple
             of ``16 * num_segments``.

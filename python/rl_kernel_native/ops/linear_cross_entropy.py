@@ -147,10 +147,10 @@ def linear_cross_entropy(
         label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
             of its row infinite. Forward then keeps some rows of the logits in the workspace and reads them twice.
         z_loss: a number >= 0.
-        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. It is
-            a number > 0, or an array of one element on the device, float32, int32 or int64. An element of 0 gives loss
-            0 and gradients 0; a negative, subnormal, infinite or NaN element gives NaN (:class:`DenominatorStatus`).
-            None: the number of scored rows of this call, at least 1.
+        denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. The
+            divisor is a number > 0, or an array of one element on the device, float32, int32 or int64. An element of 0
+            gives loss 0 and gradients 0; a negative, subnormal, infinite or NaN element gives NaN
+            (:class:`DenominatorStatus`). None: the number of scored rows of this call, at least 1.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
             ``target``; tokens after the last sequence do not count, and their rows may hold any value.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
@@ -175,7 +175,7 @@ def linear_cross_entropy(
         tensor(1.4076)
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    ignore_index = _check.integer("ignore_index", ignore_index)  # the rows below are compared with it
+    ignore_index = _check.integer("ignore_index", ignore_index)  # the code below compares rows with it
     label_smoothing = _check.single("label_smoothing", label_smoothing, lambda x: 0 <= x < 1, "a number in [0, 1)")
     z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if denominator is not None and reduction != "mean":

@@ -169,7 +169,7 @@ def linear_logprob(
             ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and every rank gets the result, with the bits
             of one rank that has the whole vocabulary. For any ``dh_segments``, each rank gets only its share of
             ``lora_a``'s gradient: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
-        vocab_start: global id of the weight's first row. It must be one of the cuts that docs/numerics.md, rule 5,
+        vocab_start: global id of the weight's first row. The id must be one of the cuts that docs/numerics.md, rule 5,
             allows (equal shards if the vocabulary is a multiple of 64).
         vocab_size: number of columns on all ranks together. Default, without a group: the rows of ``weight``.
         dh_segments: with 1, the gradient of ``hidden`` is one sum over the vocabulary. With a group, each rank then

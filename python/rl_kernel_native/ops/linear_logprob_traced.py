@@ -61,8 +61,8 @@ def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, pl
 
 
 def bits(needs: Any) -> int:
-    """One number whose bits say which operands get a gradient. It is not a list, because vmap would look for batches in
-    a list."""
+    """One number whose bits say which operands get a gradient. The bits are not a list, because vmap would look for
+    batches in a list."""
     return sum(bool(need) << i for i, need in enumerate(needs))
 
 

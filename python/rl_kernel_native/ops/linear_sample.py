@@ -87,9 +87,9 @@ def linear_sample(
         :class:`SampleResult` with ids, log-probabilities and status; the most probable tokens and the kept sets are
         None.
     Raises:
-        TypeError for a dtype, a type or an argument of :func:`sample` that is not supported; ValueError for a shape, a
-        device or a value; RuntimeError if this build has no kernel for the device. Bad entries of per-row arrays
-        give their row a status instead.
+        TypeError for a wrong dtype or type, or for an argument of :func:`sample` that is not supported; ValueError for
+        a wrong shape, device or value; RuntimeError if this build has no kernel for the device. Bad entries of per-row
+        arrays give their row a status instead.
     Source:
         the contract; docs/numerics.md, rules 1, 4 and 5.
     Example:

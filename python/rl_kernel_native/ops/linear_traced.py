@@ -53,7 +53,7 @@ def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
-    """The output's tangent. It sums the tangents of the products in float32 and rounds once."""
+    """The output's tangent. The function sums the tangents of the products in float32 and rounds once."""
     (dx, dweight, dbias), (x, weight, _) = along, operands
     rows = (how[0], _FLOAT32, *_backwards(how[2:4]))
     total = sum_of(

@@ -154,8 +154,8 @@ def logprob(
         logprob, or a :class:`LogprobResult` if more outputs are asked for. Each output is ``[...]`` float32 in nats;
         the status is int32. A bad row (see :class:`LogprobStatus`) is NaN and does not affect other rows.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
-        kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value; RuntimeError if this build
+        has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 to 5; online softmax after Milakov and Gimelshein 2018, arXiv:1805.02867.
 
@@ -223,9 +223,9 @@ def logprob_partial(
     Args:
         logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
         target: ``[...]``, global token ids, the same on every rank.
-        vocab_start: global id of the first column. It must be one of the cuts that docs/numerics.md, rule 5, allows.
-            The vocabulary has eight parts, and a shard consists of whole parts. If the vocabulary is a multiple of 64
-            columns, this allows 1, 2, 4 or 8 equal shards.
+        vocab_start: global id of the first column. The id must be one of the cuts that docs/numerics.md, rule 5,
+            allows. The vocabulary has eight parts, and a shard consists of whole parts. If the vocabulary is a multiple
+            of 64 columns, this allows 1, 2, 4 or 8 equal shards.
         vocab_size: columns of the whole row.
     The other arguments are as for :func:`logprob`, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
@@ -290,7 +290,7 @@ def logprob_merge(
             call does not detect a missing or repeated shard, or a temperature that differs from the shards'.
         temperature: as given to :func:`logprob_partial`.
     Returns: as :func:`logprob`.
-    Raises: TypeError for a dtype; ValueError for a shape.
+    Raises: TypeError for a wrong dtype; ValueError for a wrong shape.
 
     Example:
         >>> logits, target = torch.arange(128.0).view(1, 128) / 16, torch.tensor([100])
@@ -326,7 +326,7 @@ def logprob_backward(
     vocab_size: int | None = None,
     out: AnyArray | None = None,
 ) -> ArrayT:
-    """Gradient of the logits, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradient of the logits, for callers that run backward themselves; torch's autograd also calls this function.
 
     Args:
         logits, target and the options: as given to :func:`logprob`; for a shard also ``vocab_start`` and

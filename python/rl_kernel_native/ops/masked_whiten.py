@@ -81,7 +81,7 @@ def masked_whiten(
         float32 of the shape of ``x``, or a :class:`MaskedWhitenResult`. If all tokens that count are equal, or only one
         token counts, the result is exactly 0 (without ``shift_mean``, the mean). If no token counts, the result is 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source: docs/numerics.md, rules 3 and 10; verl's masked_whiten.
 
@@ -122,8 +122,8 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
         whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
         y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
         return (y[rows, : share.shape[1]].contiguous(), *stats)
-    # A first offset that is not 0 is invalid. It must stay invalid after the ranks' offsets are joined, so it makes the
-    # ends negative.
+    # A first offset that is not 0 is invalid. Such offsets must stay invalid after the ranks' offsets are joined, so
+    # their ends become negative.
     ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
     slots = _ranks.place(group, lengths)
     ends = _ranks.gathered(group, ends + slots.start, sequences)

@@ -50,10 +50,10 @@ _SCALARS = (
 
 
 class MismatchMetrics(MetricVector):
-    """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element, without a copy to
-    the host. ``metrics.histogram`` holds the fraction of tokens in each interval of the log-ratio, with the edges
-    ``histogram_edges``. ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md
-    define the metrics."""
+    """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element on the device, which
+    is not copied to the host. ``metrics.histogram`` holds the fraction of tokens in each interval of the log-ratio,
+    with the edges ``histogram_edges``. ``metrics.asdict()`` copies all elements to the host once. The contract and
+    docs/objectives.md define the metrics."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES
@@ -117,7 +117,7 @@ def mismatch_metrics(
     Returns: :class:`MismatchMetrics`. Means are over tokens that count, or over sequences that have such a token. If no
         token counts, all metrics are 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU all
         metrics are NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; verl's rollout_corr_helper.

@@ -90,7 +90,7 @@ def optimal_token_baseline(
     Returns: :class:`OptimalTokenBaseline`: ``advantages`` and ``returns`` (G). A sequence that is alone in its group
         has no baseline.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError (docs/tokens.md); on a GPU, the
         neighbouring sequences are NaN.
     Source: docs/numerics.md, rules 3 and 10; verl's compute_optimal_token_baseline_advantage.

@@ -164,8 +164,8 @@ def pack(
     Returns:
         ``Packed(tensors, cu_seqlens, positions, status)``; :func:`unpack` needs ``positions`` if a mask was given.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout or a device, and on the CPU also for a length;
-        RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype; ValueError for a wrong shape, layout or device, and on the CPU also for a wrong
+        length; RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rule 10 (padded and packed arrays have the same sums).
 

@@ -61,8 +61,8 @@ _WITH_RATIO = (*METRICS, *(f"ratio_{name}" for name in MismatchMetrics.names))
 
 
 class PolicyMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is one element, without a copy to the
-    host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
+    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is one element on the device, which is
+    not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
 
     With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old policy.
     ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios. The names of its elements in this
@@ -193,18 +193,18 @@ def policy_loss(
             sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, subnormal,
             infinite or NaN sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
         denominator: the divisor of the sum over tokens or sequences, such as the number of tokens in the global batch.
-            It is a finite number > 0, or an array of one float32 element on the device. An element of 0 gives loss 0
-            and gradients 0; a negative, subnormal, infinite or NaN element gives NaN, and ``metrics.denominator`` shows
-            it. None: the number of tokens or sequences in this call. ``spec.aggregation == "constant"`` requires a
-            denominator.
+            The divisor is a finite number > 0, or an array of one float32 element on the device. An element of 0 gives
+            loss 0 and gradients 0; a negative, subnormal, infinite or NaN element gives NaN, and
+            ``metrics.denominator`` shows it. None: the number of tokens or sequences in this call. ``spec.aggregation
+            == "constant"`` requires a denominator.
         ratio_metrics: also compute ``metrics.ratio``, which reads ``logprob`` and ``old_logprob`` once more.
         semantics: None, or a pair of :class:`LogprobSemantics`: one for ``logprob`` (and the trainer's
-            ``old_logprob``), one for the engine's arrays. It is an error if they differ.
+            ``old_logprob``), one for the engine's arrays. It is an error if the two semantics differ.
     Returns: :class:`PolicyLoss`. If no token counts, the loss and its gradients are 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that the spec
-        does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
-        (docs/tokens.md); on a GPU the loss is NaN.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an array that
+        the spec does not use; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a
+        ValueError (docs/tokens.md); on a GPU the loss is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md.
 
     Example:

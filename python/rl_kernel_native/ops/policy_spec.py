@@ -97,14 +97,14 @@ class PolicySpec:
             ``denominator``).
         count_empty: means over sequences also count sequences without a token.
         horizon: for ``"seq-mean-token-sum-norm"``; > 0.
-        scale, dp_size: the loss is multiplied by both. (Ranks that average their gradients need ``dp_size``.)
+        scale, dp_size: the loss is multiplied by both numbers. (Ranks that average their gradients need ``dp_size``.)
         lenient: True: a call with this spec ignores arrays that the spec does not use. Without ``rollout_logprob`` (or
-            ``importance_weight``) the call applies no correction and uses ``drop_of="old"``. Presets of frameworks that
-            do so set this option. False: both cases are errors.
+            ``importance_weight``) the call applies no correction and uses ``drop_of="old"``. Presets of frameworks with
+            these rules set this option. False: both cases are errors.
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN. ``"neutral"``: differences between a
             NaN of ``rollout_logprob`` and any log-probability are taken as 0, so the token's ratio to the rollout
             policy is 1.
-    Raises: ValueError for a meaningless value or combination, with the reason; TypeError for a type.
+    Raises: ValueError for a meaningless value or combination, with the reason; TypeError for a wrong type.
     Source: docs/objectives.md.
     """
 

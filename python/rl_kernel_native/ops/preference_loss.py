@@ -38,8 +38,8 @@ METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
 
 
 class PreferenceMetrics(MetricVector):
-    """Means of one call in one float32 vector on its device: ``metrics.margin`` is one element, without a copy to the
-    host; ``metrics.asdict()`` copies all elements once. ``accuracy`` is NaN for unpaired kinds."""
+    """Means of one call in one float32 vector on its device: ``metrics.margin`` is one element on the device, which is
+    not copied to the host; ``metrics.asdict()`` copies all elements once. ``accuracy`` is NaN for unpaired kinds."""
 
     names: tuple[str, ...] = METRICS
 
@@ -185,8 +185,8 @@ def preference_loss(
         ``PreferenceLoss(losses, chosen_rewards, rejected_rewards, metrics)``, where ``metrics`` is a
         :class:`PreferenceMetrics`. Rewards (``beta`` times log-ratios) and metrics have no gradient.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device, a value or an option that ``kind`` does not
-        take; RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value, or for an option that
+        ``kind`` does not take; RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10; DPO arXiv:2305.18290, IPO 2310.12036, KTO 2402.01306, ORPO 2403.07691, SimPO
         2405.14734, CPO 2401.08417, WPO 2406.11827, AOT 2406.05882, APO 2408.06266, DiscoPOP 2406.08414.
@@ -203,7 +203,7 @@ def preference_loss(
         _refuse_others(kind, options)
     beta = _number("beta", beta, above=0)
     smoothing = 0.0
-    if label_smoothing is not None or kind == "exo_pair":  # exo_pair requires one
+    if label_smoothing is not None or kind == "exo_pair":  # exo_pair requires it
         smoothing = _smoothing(kind, 0.0 if label_smoothing is None else label_smoothing)
     score, of_alpha = _score(kind, f_divergence, f_alpha, alpha)
     margin = 0.0

@@ -69,8 +69,8 @@ def process_logits(
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
             2^19 columns. Not modified, and without a gradient.
-        repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, it divides positive
-            logits and multiplies the other logits.
+        repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, the penalty divides
+            positive logits and multiplies the other logits.
         presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from each token in the output.
         frequency_penalty: as ``presence_penalty``, times the token's number of occurrences in the output.
         history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64
@@ -85,8 +85,8 @@ def process_logits(
     Returns:
         float32, of the shape of the logits. A row with a bad entry is entirely NaN; :func:`sample` gives it a status.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device, a value or logits that require a gradient;
-        RuntimeError if this build has no kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value, or for logits that require a
+        gradient; RuntimeError if this build has no kernel for the device.
     Source: the contract; the repetition penalty after Keskar et al. 2019, arXiv:1909.05858.
     Example:
         >>> seen = (torch.tensor([1, 1]), torch.tensor([0, 2]))

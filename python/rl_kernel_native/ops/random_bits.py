@@ -82,8 +82,8 @@ def random_bits(
     Returns:
         int64 ``[num_rows, n]``, values in ``[0, 2^32)``; -1 in a row whose position lies outside of its range.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
-        kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value; RuntimeError if this build
+        has no kernel for the device.
     Source: the contract; Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 
     Example:

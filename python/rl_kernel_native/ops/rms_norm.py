@@ -182,7 +182,7 @@ def rms_norm(
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3, 8 and 9; Zhang and Sennrich 2019, arXiv:1910.07467.
@@ -244,7 +244,8 @@ def rms_norm_backward(
     return_dx: bool = True,
     return_dweight: bool = True,
 ) -> tuple[ArrayT | Any, ArrayT | Any]:
-    """Gradients of :func:`rms_norm`, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradients of :func:`rms_norm`, for callers that run backward themselves; torch's autograd also calls this
+    function.
 
     Args:
         dy: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous.

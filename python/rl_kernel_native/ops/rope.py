@@ -149,7 +149,7 @@ def rope(
     Returns:
         ``(q_out, k_out)``, contiguous, of the shapes and dtypes of ``q`` and ``k``; ``k_out`` is None if ``k`` is None.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device or a value; RuntimeError if this
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value; RuntimeError if this
         build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 8; Su et al. 2021, arXiv:2104.09864; sections: arXiv:2409.12191.
@@ -180,7 +180,7 @@ def rope_backward(
     mrope_sections: tuple[int, int, int] | None = None,
     head_axis: int = -2,
 ) -> tuple[ArrayT, ArrayT | Any]:
-    """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradients of :func:`rope`, for callers that run backward themselves; torch's autograd also calls this function.
 
     Backward is the transposed rotation, with the same roundings. If both columns of a pair have equal angles, backward
     rotates by the negative angle: ``(a cos + b sin, b cos - a sin)``.

@@ -72,7 +72,7 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
         raw_logprob: float32 ``[num_rows]``, under the unprocessed logits at temperature 1, where no token is cut or
             forbidden.
         top_ids, raw_top_ids: int64 ``[num_rows, n_logprobs]``: the most probable tokens of the processed and of the raw
-            distribution, by descending logit, equal logits by ascending id. They are -1 if the row's ``logprob`` or
+            distribution, by descending logit, equal logits by ascending id. The ids are -1 if the row's ``logprob`` or
             ``raw_logprob`` is NaN.
         top_logprobs, raw_top_logprobs: float32 ``[num_rows, n_logprobs]``: the log-probabilities of ``top_ids`` and
             ``raw_top_ids``. Tokens that were cut come last, by id, with -Inf.
@@ -220,8 +220,8 @@ def sample(
     Returns:
         :class:`SampleResult`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
-        kernel for the device. Bad entries of per-row arrays give their row a status instead.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value; RuntimeError if this build
+        has no kernel for the device. Bad entries of per-row arrays give their row a status instead.
     Source:
         the contract; docs/numerics.md, rules 4 and 5; min-p after Nguyen et al. 2024, arXiv:2407.01082.
     Example:

@@ -146,7 +146,7 @@ def sample_partial(
 ) -> Any:
     """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their payloads once,
     or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange serves greedy rows, rows without
-    truncation, and a ``top_k`` of at most 256. Rounds serve every row.
+    truncation, and a ``top_k`` of at most 256. Four rounds serve every row.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
@@ -282,8 +282,8 @@ def sample_merge(
     Returns:
         :class:`SampleResult`; the fields of the most probable tokens are None.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a device or a value; RuntimeError if this build has no
-        kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value; RuntimeError if this build
+        has no kernel for the device.
     Source: the contract; docs/sampling.md.
 
     Example:

@@ -136,15 +136,15 @@ def scatter_rewards(
             number of its tokens that count.
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
             buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it grows further.
-        cost: float32 ``[num_sequences]`` or None: cost of a constraint. It goes to the last token that counts, in the
-            separate array ``costs``.
-        lagrange: weight of the cost: ``combined = rewards - lagrange * costs``. It is a finite number >= 0, or an array
-            of one float32 element on the device; a negative, infinite or NaN element makes ``combined`` NaN. None: no
-            ``combined``.
+        cost: float32 ``[num_sequences]`` or None: cost of a constraint. The cost goes to the last token that counts, in
+            the separate array ``costs``.
+        lagrange: weight of the cost: ``combined = rewards - lagrange * costs``. The weight is a finite number >= 0, or
+            an array of one float32 element on the device; a negative, infinite or NaN element makes ``combined`` NaN.
+            None: no ``combined``.
         normalize_lagrange: ``combined`` is divided by ``1 + lagrange``.
     Returns: :class:`ScatteredRewards`.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value or a meaningless
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for a meaningless
         combination; RuntimeError if this build has no kernel for the device. On a CPU, ValueError for spans outside
         their sequence and for bad span_offsets or cu_seqlens (docs/tokens.md). On a GPU, the sequence of a bad span has
         NaN at its last token that counts, and sequences next to bad offsets have NaN at all tokens.

@@ -128,7 +128,7 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
         ``return_status``, :class:`SequenceLogprobAndStatus`, whose third field is the status. An empty or wholly masked
         sequence has sum 0 and count 0. The average is ``sum / count.clamp(min=1)``.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a layout, a device, or on the CPU for invalid offsets;
+        TypeError for a wrong dtype; ValueError for a wrong shape, layout or device, or on the CPU for invalid offsets;
         RuntimeError if this build has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 10.
@@ -158,7 +158,7 @@ def sequence_logprob_backward(
     dtype: DType = "float32",
 ) -> ArrayT:
     """The gradient of :func:`sequence_logprob`, for callers that run backward themselves; torch's autograd also calls
-    it.
+    this function.
 
     Args:
         dsum: ``[num_sequences]`` float32.

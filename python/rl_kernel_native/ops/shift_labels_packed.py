@@ -87,7 +87,7 @@ def shift_labels_packed(
     Returns:
         ``[num_tokens / cp_size]``, of the dtype of ``ids``.
     Raises:
-        TypeError for a dtype; ValueError for a shape, a device, a value, or on the CPU for invalid offsets;
+        TypeError for a wrong dtype; ValueError for a wrong shape, device or value, or on the CPU for invalid offsets;
         RuntimeError if this build has no kernel for the device.
     Source:
         the contract; chunks: Megatron-LM's ``get_batch_on_this_cp_rank``.

@@ -125,8 +125,8 @@ def silu_mul(gate: ArrayT, up: AnyArray | None = None, *, round_before_mul: bool
     Returns:
         ``[..., I]``, of the dtype of ``gate``. ``silu(-Inf)`` is -0; an infinity times a zero of ``up`` is NaN.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout or a device; RuntimeError if this build has no
-        kernel for the device.
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout or device; RuntimeError if this build
+        has no kernel for the device.
     Source:
         docs/numerics.md, rules 3 and 8; Shazeer 2020, arXiv:2002.05202.
 
@@ -147,7 +147,7 @@ def gelu_mul(
     """``gelu(gate) * up``, the gated activation of GeGLU. Except for the activation, it works like :func:`silu_mul`.
 
     transformers 5.23, vLLM's ``gelu_and_mul`` and ``gelu_tanh_and_mul`` kernels and Liger 0.8.5 round the activation
-    (``round_before_mul=True``). FlashInfer's kernels do not round it. Gemma's models use ``"tanh"``.
+    (``round_before_mul=True``). FlashInfer's kernels do not round the activation. Gemma's models use ``"tanh"``.
 
     Args:
         gate, up, round_before_mul: as for :func:`silu_mul`.
@@ -185,7 +185,8 @@ def silu_mul_backward(
     return_d_gate: bool = True,
     return_d_up: bool = True,
 ) -> Any:
-    """Gradients of :func:`silu_mul`, for callers that run backward themselves; torch's autograd also calls it.
+    """Gradients of :func:`silu_mul`, for callers that run backward themselves; torch's autograd also calls this
+    function.
 
     Args:
         dy: ``[..., I]``, of the dtype of ``gate``, last dimension contiguous.

@@ -50,9 +50,9 @@ METRICS = (
 
 
 class ValueMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is one element, without a copy
-    to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the contract. To get the
-    metrics of the whole batch, add the sums and ``num_tokens`` of all micro-batches and ranks."""
+    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is one element on the device,
+    which is not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the
+    contract. To get the metrics of the whole batch, add the sums and ``num_tokens`` of all micro-batches and ranks."""
 
     names: tuple[str, ...] = METRICS
 
@@ -144,8 +144,8 @@ def value_loss(
             the number of tokens or sequences in this call. ``aggregation="constant"`` requires a denominator.
     Returns: :class:`ValueLoss`. If no token counts, the loss and its gradient are 0.
     Raises:
-        TypeError for a dtype or a type; ValueError for a shape, a layout, a device, a value, or an array that is not
-        used; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an array that
+        is not used; RuntimeError if this build has no kernel for the device. On a CPU, bad cu_seqlens are a ValueError
         (docs/tokens.md); on a GPU the loss is NaN.
     Source: docs/numerics.md, rules 3 and 10; docs/objectives.md; Schulman et al. 2017, arXiv:1707.06347.
 

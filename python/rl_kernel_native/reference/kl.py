@@ -30,7 +30,7 @@ def kl_reference(
         logprob, ..., importance_weight: as :func:`kl`, anything that becomes an array.
         xp: a namespace with NumPy's functions and ``stop``, which stops a gradient; None: NumPy.
     Returns: float64, of the shape of ``logprob``; 0 where masked.
-    Raises: nothing of its own.
+    Raises: no errors of its own.
     Source: docs/objectives.md.
     """
     xp = _Numpy if xp is None else xp

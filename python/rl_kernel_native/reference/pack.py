@@ -1,4 +1,4 @@
-"""Reference of pack and unpack in NumPy, token by token. It only moves values and rounds nothing."""
+"""Reference of pack and unpack in NumPy, token by token. The reference only moves values and rounds nothing."""
 
 from __future__ import annotations
 

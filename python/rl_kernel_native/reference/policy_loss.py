@@ -173,7 +173,7 @@ def policy_loss_reference(
         xp: a namespace with NumPy's functions and ``stop``, which stops a gradient; None: NumPy.
     Returns: ``loss``, ``policy_loss``, ``kl_loss``, ``entropy_loss``, ``policy_sum``, ``kl_sum``, ``entropy_sum``,
         ``ratio_sum``, ``num_tokens``, ``num_sequences``, ``denominator``.
-    Raises: nothing of its own.
+    Raises: no errors of its own.
     Source: docs/objectives.md.
     """
     xp = _Numpy if xp is None else xp

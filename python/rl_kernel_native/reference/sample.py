@@ -1,7 +1,7 @@
 """Reference of sample in float64, by a sort: kept sets, log-probabilities, and how near each row's cuts are to a tie.
 
-The reference draws no tokens. Its probabilities are float64, so a kernel's kept set must equal the reference's only if
-``margin`` exceeds the rounding of the kernel's float32 exponentials."""
+The reference draws no tokens. The reference's probabilities are float64, so a kernel's kept set must equal the
+reference's only if ``margin`` exceeds the rounding of the kernel's float32 exponentials."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def value_loss_reference(
         xp: a namespace with NumPy's functions; None: NumPy.
     Returns: ``loss``, ``loss_sum``, ``value_sum``, ``return_sum``, ``error_sum``, ``error_squared_sum``,
         ``return_squared_sum``, ``num_tokens``, ``num_sequences``, ``denominator``, ``explained_variance``.
-    Raises: nothing of its own.
+    Raises: no errors of its own.
     Source: docs/objectives.md.
     """
     xp = _Numpy if xp is None else xp

@@ -46,7 +46,7 @@ def enable(*, check: bool = False) -> None:
             modules that cannot be replaced.
     Raises:
         ImportError without vLLM; TypeError for a check that is no bool; RuntimeError for an unknown vLLM version or
-        unknown hooks. The error names them.
+        unknown hooks. The error names the version or the hooks.
     """
     mode = "check" if _check.flag("check", check) else "1"
     _enable(mode)

@@ -1,7 +1,7 @@
 """Runs vLLM's engine on a CPU without vLLM's native libraries, for tests and `rlk align`.
 
-It consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and torch's
-operators for layers that stay stock.
+The CPU engine consists of an out-of-tree platform, Python versions of the two C++ operators that the runner calls, and
+torch's operators for layers that stay stock.
 
 This engine is slow, and supports only eager mode. Call :func:`install` in a separate process, before any other part of
 vLLM.
@@ -69,7 +69,7 @@ def install() -> None:
             return f"{__name__}.TorchAttentionBackend"
 
     vllm.platforms.current_platform = HostPlatform()
-    vllm.utils.torch_utils.PIN_MEMORY = False  # vLLM's import set it without a platform
+    vllm.utils.torch_utils.PIN_MEMORY = False  # set at vLLM's import, without a platform
     _serve_by_torch()
 
 

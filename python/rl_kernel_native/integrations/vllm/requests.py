@@ -63,8 +63,8 @@ def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *arg
 
 
 def draw_seed(processor: Any) -> int:
-    """The next seed of an engine. It depends only on the engine's own seed, the front end's rank, and the number of
-    earlier draws."""
+    """The next seed of an engine. The seed depends only on the engine's own seed, the front end's rank, and the number
+    of earlier draws."""
     source = getattr(processor, "rlk_seeds", None)
     if source is None:
         config = processor.vllm_config

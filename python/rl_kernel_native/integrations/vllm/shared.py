@@ -152,8 +152,8 @@ def given(own: Any, self: Any, num_reqs: int) -> Tensor:
 
 
 def appended(own: Any, self: Any, req_index: int, new_block_ids: Any, overwrite: bool) -> None:
-    """Wraps the second runner's ``BlockTables.append_block_ids``. Its tables are only on the GPU, so this function
-    keeps a copy on the host."""
+    """Wraps the second runner's ``BlockTables.append_block_ids``. The runner's tables are only on the GPU, so this
+    function keeps a copy on the host."""
     if not hasattr(self, "rlk_pages"):
         self.rlk_pages = [np.zeros(tuple(table.gpu.shape), np.int32) for table in self.block_tables]
     for i, ids in enumerate(new_block_ids):
