@@ -1,5 +1,6 @@
-# Sourced by demo.sh and test.sh: system packages, a virtual environment, torch. Works on a fresh machine, changes
-# nothing where all is there. Variables: PYTHON (interpreter), RLK_VENV (default .venv), RLK_VARIANT (default below).
+# demo.sh and test.sh source this file. It installs system packages, a virtual environment and torch. It works on a
+# fresh machine, and changes nothing that is installed already. Variables: PYTHON (interpreter), RLK_VENV (default
+# .venv), RLK_VARIANT (default below).
 
 readonly kTorch=2.13.0
 readonly kTorchCpuIndex=https://download.pytorch.org/whl/cpu  # PyTorch's own; asked only where the default index fails
@@ -13,7 +14,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 has_gpu() { [[ -e /dev/nvidiactl ]] || { have nvidia-smi && nvidia-smi -L >/dev/null 2>&1; }; }
 
-# Puts nvcc on PATH if a toolkit is there.
+# Puts nvcc on PATH if a CUDA toolkit is installed.
 find_nvcc() {
   have nvcc && return
   local dir
@@ -37,8 +38,8 @@ default_variant() {
   fi
 }
 
-# A Python that can make a virtual environment and compile an extension. 3.11 first: CPU builds of torch are most often
-# mirrored for it.
+# Finds a Python that can make a virtual environment and compile an extension. 3.11 is tried first, because mirrors most
+# often have CPU builds of torch for it.
 is_usable_python() {
   "$1" - >/dev/null 2>&1 <<'PY'
 import ensurepip, os, sys, sysconfig, venv
@@ -58,7 +59,7 @@ find_python() {
 
 has_header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
-# Whether apt is there, with the right to use it.
+# Whether apt exists and may be used.
 can_use_apt() { have apt-get && { ((EUID == 0)) || sudo -n true 2>/dev/null; }; }
 
 # apt_install PACKAGE...
@@ -69,14 +70,14 @@ apt_install() {
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
 }
 
-# install_hip_compiler: clang 19 and what links and bundles its device code, by apt where that has them.
+# install_hip_compiler: installs clang 19, and the tools that link and bundle its device code, by apt if apt has them.
 install_hip_compiler() {
   have clang++-19 && have ld.lld-19 && have llvm-objdump-19 && have clang-offload-bundler-19 && return
   can_use_apt || return 1
   apt_install clang-19 lld-19 llvm-19 clang-tools-19 >build/clang.log 2>&1
 }
 
-# install_system_packages [tests]: by apt, and only what is missing. Without apt or the right to use it: the command.
+# install_system_packages [tests]: installs missing packages by apt. If apt may not be used, it prints the command.
 install_system_packages() {
   local missing=()
   have g++ || missing+=(g++)
@@ -107,7 +108,7 @@ enter_venv() {
   export PIP_DISABLE_PIP_VERSION_CHECK=1
 }
 
-# install_torch VARIANT. The exact "+cpu" is the point: a bare version means gigabytes of CUDA libraries on Linux.
+# install_torch VARIANT. The suffix "+cpu" matters: on Linux a bare version also installs gigabytes of CUDA libraries.
 install_torch() {
   if python -c 'import torch' >/dev/null 2>&1; then return 0; fi
   local wanted=torch==$kTorch+cpu
@@ -120,8 +121,8 @@ install_torch() {
     die "$wanted is not available here: use Python 3.10 to 3.14, or allow access to $kTorchCpuIndex"
 }
 
-# with_progress WORDS LOG COMMAND...: runs it with its output in LOG, and says every 15 seconds how far it is: seconds, and
-# the files compiled where the log counts them. The end of LOG follows a failure.
+# with_progress WORDS LOG COMMAND...: runs the command with its output in LOG. Every 15 seconds it prints the elapsed
+# seconds and, if the log counts them, the compiled files. After a failure it prints the end of LOG.
 with_progress() {
   local words=$1 log=$2 start=$SECONDS next=$((SECONDS + 15)) pid files
   shift 2
@@ -142,7 +143,7 @@ with_progress() {
   echo "$words: done in $((SECONDS - start)) s"
 }
 
-# wheel_of_tree VARIANT: a wheel of this source tree in build/wheels/newest, compiled only where its files have changed.
+# wheel_of_tree VARIANT: makes a wheel of this source tree in build/wheels/newest. It compiles only if files changed.
 wheel_of_tree() {
   local key folder
   key=$({ git ls-files -s && git diff HEAD; } | sha256sum | cut -c1-16)
@@ -158,7 +159,7 @@ wheel_of_tree() {
   ln -sfn "$key" build/wheels/newest
 }
 
-# install_package VARIANT EXTRA: this source tree, compiled.
+# install_package VARIANT EXTRA: compiles and installs this source tree.
 install_package() {
   CMAKE_BUILD_PARALLEL_LEVEL=${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)} \
     pip install -q ".[$2]" --config-settings="cmake.define.RLK_VARIANT=$1"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every check that needs no GPU, each named as it runs: scripts/test.sh [stage ...]; all stages by default.
+# Runs every check that needs no GPU: scripts/test.sh [stage ...]. By default it runs all stages except hip-isa.
 #   lint      ruff, clang-format, mypy, types of public names (tools/check_types.py), sentences (tools/check_prose.py)
 #   cpp       C++ tests (preset cpu)
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
@@ -12,11 +12,11 @@
 #   site      the documentation, from docs/, docstrings and contracts; a warning is an error
 #   sanitize  C++ tests under ASan and UBSan (preset sanitize), and with clang 19 those of the HIP kernels, which run
 #             nowhere else
-# By name only:
+# A stage that runs only if it is named:
 #   hip-isa   the HIP kernels' machine code, instruction by instruction on both architectures (hip/README.md); after any
-#             change of a HIP kernel. RLK_ISA_CASES is how many cases of each fuzz set run (80).
-# Before them, always: setup (tools into .venv) and package (pip install .). A failed stage does not stop the others;
-# the exit status is 1 if any failed.
+#             change of a HIP kernel. RLK_ISA_CASES is the number of cases of each fuzz set that run (80).
+# The stages setup (tools into .venv) and package (pip install .) always run first. A failed stage does not stop the
+# other stages; the exit status is 1 if any stage failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/environment.sh
@@ -26,14 +26,16 @@ readonly kNamedStages=(hip-isa)
 
 stage_setup() {
   pip install -q 'cmake>=3.31' ninja
-  # pip waits and unpacks by one core. What every build compiles goes into ccache beside it, and build/cpu keeps it.
+  # pip waits, and unpacks with one core. At the same time, the code of every build is compiled into ccache and
+  # build/cpu.
   if have ccache; then
     { configure cpu && nice cmake --build build/cpu --parallel "$(nproc)" --target rlk_core; } >build/ahead.log 2>&1 &
   fi
   install_torch cpu
   pip install -q -r scripts/requirements-lint.txt jax
-  # The trainers whose losses are compared with ours. verl and OpenRLHF without what they ask for, of which they pin other
-  # versions.
+  # The trainers whose losses are compared with ours. verl and OpenRLHF are installed without their dependencies,
+  # because
+  # they pin other versions of these.
   pip install -q 'trl>=1.15' datasets ray hydra-core codetiming torchdata pylatexenc cloudpickle orjson 'pyvers<0.2'
   pip install -q --no-deps verl==0.9.1 openrlhf==0.11.2 tensordict==0.10.0 peft
   wait  # a file that does not compile fails the next stage, with its message
@@ -41,14 +43,15 @@ stage_setup() {
 
 stage_package() {
   install_package cpu test
-  # From another directory, so that what is imported is what was installed.
+  # Python starts in another directory, so that it imports the installed package.
   (cd / && python -c 'import rl_kernel_native as rk; print(rk.__file__, rk.variant)')
 }
 
 stage_lint() {
   local status=0 sources=(bench bindings cpp cpu cuda kernels tests)  # every tool has its say
   [[ -d hip ]] && sources+=(hip)
-  # These two take the longest, each by one core, so all others run beside them; their output follows.
+  # These two tools take longest and use one core each, so the other tools run beside them. Their output is printed
+  # last.
   mypy >build/mypy.log 2>&1 & local mypy=$!
   python tools/check_types.py >build/types.log 2>&1 & local types=$!
   ruff check . || status=1
@@ -77,21 +80,21 @@ stage_cpp() {
   ctest --test-dir build/cpu --output-on-failure --parallel "$(nproc)" --label-exclude gpu
 }
 
-# pytest by as many processes as there are cores, each with as many threads as by itself, so that what threads share is
-# tested as before. A thread that waits leaves its core to the other process.
+# Runs pytest in as many processes as there are cores. Each process has as many threads as it would have alone, so that
+# the data that threads share are tested as in a single process. A thread that waits leaves its core to other processes.
 pytest_in_parallel() {
   OMP_WAIT_POLICY=PASSIVE python -m pytest -q --durations=10 -n "$(nproc)" --dist worksteal "$@"
 }
 
 stage_python() {
-  # Tests against the trainers' sources fail where one cannot be imported, instead of being skipped.
+  # If a trainer's source cannot be imported, tests against it fail instead of being skipped.
   export RLK_REQUIRE_FRAMEWORKS=1
-  # The oldest NumPy that is declared, beside the newest; a Python for which it has no wheel goes without.
+  # Tests also run with the oldest declared NumPy, if it has a wheel for this Python.
   local status=0 oldest=build/oldest_numpy
   if [[ -d $oldest ]] || pip install -q --no-deps --only-binary :all: --target "$oldest" 'numpy==1.24.4'; then
     export RLK_OLDEST_NUMPY=$PWD/$oldest
   fi
-  # The oldest TRL that is served, too: cases of its loss take turns between both.
+  # Tests also run with the oldest supported TRL. Each case of TRL's loss runs with one of the two releases.
   local oldest_trl=build/oldest_trl
   if [[ -d $oldest_trl ]] || pip install -q --no-deps --target "$oldest_trl" 'trl==1.15.0'; then
     PYTHONPATH=$PWD/$oldest_trl RLK_TRL_TURN=oldest pytest_in_parallel tests/frameworks/test_integrations_trl*.py \
@@ -99,7 +102,8 @@ stage_python() {
     export RLK_TRL_TURN=newest
   fi
   pytest_in_parallel -m 'not gpu and not slow and not alone' || status=1
-  # They measure time. Only their files are collected: all files take half a minute of one core.
+  # These tests measure time, so they run alone. Only their files are collected, because collecting all files takes half
+  # a minute of one core.
   grep -lr --include='test_*.py' 'pytest\.mark\.alone' tests |
     xargs python -m pytest -q -m 'not gpu and not slow and alone' || status=1
   return $status
@@ -108,7 +112,7 @@ stage_python() {
 stage_engines() {
   local status=0
   export OMP_WAIT_POLICY=PASSIVE  # a thread that waits leaves its core to the compilers of stage cuda
-  # Beside the environment: where it is installed, transformers and PEFT load it, and it prints.
+  # torchao is installed outside the environment. Inside it, transformers and PEFT would load it, and it prints.
   if pip install -q --no-deps --no-compile --upgrade --target build/torchao torchao==0.18.0; then
     PYTHONPATH=$PWD/build/torchao python -m pytest -q tests/torch/test_patch_frameworks.py -k torchao || return 1
   else
@@ -130,7 +134,7 @@ stage_engines() {
   PYTHONPATH=$path RLK_REQUIRE_ENGINES=1 timeout 900 python -m pytest -q --durations=5 \
     tests/frameworks/test_megatron.py tests/frameworks/test_vllm.py tests/frameworks/test_vllm_second_sampler.py \
     tests/frameworks/test_vllm_shared.py tests/frameworks/test_vllm_off.py || status=1
-  # TRL imports what it finds, so megatron-core stays out of its way.
+  # TRL imports every package that it finds, so megatron-core is not on this path.
   PYTHONPATH=$PWD/build/engines RLK_REQUIRE_ENGINES=1 timeout 600 python -m pytest -q \
     tests/frameworks/test_example_grpo_vllm.py || status=1
   return $status
@@ -142,11 +146,13 @@ stage_cuda() {
     return
   fi
   configure cuda
-  # Compilers leave the cores to the stages beside them, whose tests run against a limit of time.
+  # Compilers have low priority, because tests of the stages beside them have time limits.
   nice -n 10 cmake --build build/cuda --parallel "$(nproc)"
 }
 
-# build_hip TARGET...: these and the extension with the HIP backend, over the package's Python files in build/hip/package.
+# build_hip TARGET...: builds the targets and the extension with the HIP backend. build/hip/package gets the extension
+# and
+# the package's Python files.
 build_hip() {
   pip install -q 'nanobind>=3.1,<4'
   configure hip -DRLK_BUILD_PYTHON=ON -DPython_EXECUTABLE="$VIRTUAL_ENV/bin/python"
@@ -167,7 +173,7 @@ stage_hip() {
     RLK_FUZZ_CASES=${RLK_HIP_FUZZ_CASES:-200} pytest_in_parallel tests/hip/test_hip.py
 }
 
-# The operators whose C++ tests run on the machine code, too: those that test_hip.py calls little or not.
+# The operators whose C++ tests also run on the machine code, because test_hip.py calls them rarely or never.
 readonly kIsaTests=(kv_cache_append linear_kernels linear_logprob pack random_bits sample)
 
 stage_hip-isa() {
@@ -179,7 +185,7 @@ stage_hip-isa() {
   rm -f "$log"
   for arch in gfx90a gfx942; do
     RLK_STANDIN_ARCH=$arch
-    # Two tests ask the stand-in about the runtime's version; certificates take hours.
+    # Two tests that ask the stand-in for the runtime's version are left out, and the certificates, which take hours.
     PYTHONPATH=$PWD/build/hip/package:$PWD/tests/hip RLK_STANDIN_ORDER=forward RLK_FUZZ_CASES=${RLK_ISA_CASES:-80} \
       pytest_in_parallel -p hip_guarded_arrays tests/hip/test_hip.py -k 'not certificate and not certified and not runtime' ||
       status=1
@@ -214,13 +220,14 @@ stage_sanitize() {
     ctest --test-dir build/sanitize --output-on-failure --parallel "$(nproc)" --label-exclude gpu
 }
 
-# What a stage's log says of its failures: pytest's and ctest's names, compilers' errors; else its last lines.
+# Prints the failures in a stage's log: names from pytest and ctest, and errors of compilers. Without any, the last
+# lines.
 failures_in() {
   grep -E '^(FAILED|ERROR) |\*\*\*(Failed|Timeout|Exception)|[ :]error: ' "$1" | cut -c1-400 | tail -20 | grep . ||
     tail -15 "$1"
 }
 
-# Both are files, to which stages beside each other append.
+# Files to which stages append; stages may run at the same time.
 readonly kSummary=build/summary.txt kFailures=build/failures.txt
 run_stage() {
   local start=$SECONDS status log=build/stage_$1.log
@@ -233,11 +240,12 @@ run_stage() {
   printf '%-10s %-6s %4d s\n' "$1" "$( ((status)) && echo FAILED || echo ok)" $((SECONDS - start)) >>"$kSummary"
 }
 
-# These use little more than one core, so they run beside the compiler of stage cuda, one after another.
+# These stages use little more than one core. They run one after another, beside the compiler of stage cuda.
 readonly kBesideCuda=(engines wheel site)
 # is_one_of STAGE STAGE...
 is_one_of() { [[ " ${*:2} " == *" $1 "* ]]; }
-# run_stages STAGE...: in this order, and with cuda those of kBesideCuda beside it; their output follows its.
+# run_stages STAGE...: runs stages in this order. Stages of kBesideCuda run beside cuda, and their output follows
+# cuda's.
 run_stages() {
   local stage beside=() lane
   if is_one_of cuda "$@"; then

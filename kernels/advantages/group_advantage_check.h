@@ -1,5 +1,5 @@
-// Preconditions of a group_advantage call on every backend. A violation would corrupt memory. Bindings check users'
-// input.
+// Every backend checks these preconditions of a group_advantage call, because a violation would corrupt memory. Users'
+// input is checked earlier, by the bindings.
 #pragma once
 
 #include "rlk/ops/group_advantage.h"

@@ -34,8 +34,8 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
   return length < 0.0f ? canonical_nan() : length;
 }
 
-// How a batch with one member is treated. If the baseline is the batch's mean, it equals the only reward, so the
-// advantage is 0.
+// How a batch with one member is treated. If the baseline is the batch's mean, the baseline equals the only reward, so
+// the advantage is 0.
 RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
 }

@@ -22,7 +22,7 @@ inline void check_masked_whiten(const MaskedWhitenParams& p) {
   RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
 }
 
-// `sum` is the sum of all values that count. `least` and `largest` are their extremes and ignore NaNs.
+// `sum` is the sum of all values that count. `least` and `largest` are the extremes of these values and ignore NaNs.
 RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
   WhitenStatistics s;
   s.n = n;

@@ -39,8 +39,8 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The part of the tile that the block currently computes. This description lies in shared memory because the sums fill
-// the registers.
+// The part of the tile that the block currently computes. The scene lies in shared memory because the sums fill the
+// registers.
 struct AttentionBackwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first, last;                    // range of keys that the queries see, or of queries that see the keys

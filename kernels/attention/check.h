@@ -1,4 +1,5 @@
-// Preconditions of an attention call on every backend. A violation would corrupt memory. Bindings check users' input.
+// Every backend checks these preconditions of an attention call, because a violation would corrupt memory. Users' input
+// is checked earlier, by the bindings.
 #pragma once
 
 #include "kernels/attention/row.h"

@@ -16,8 +16,8 @@ struct AttentionForwardState {  // state of one row
   float m = -infinity(), l = 0.0f;  // maximum and sum over the earlier splits
 };
 
-// The part of the tile that the block currently computes. This description lies in shared memory because the sums fill
-// the registers.
+// The part of the tile that the block currently computes. The scene lies in shared memory because the sums fill the
+// registers.
 struct AttentionForwardScene {
   std::int64_t kv_head, sequence, begin, end;  // rows
   std::int32_t first_key, last_key;

@@ -89,7 +89,7 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim
     for (float& s : row) s = 0.0f;
   }
   constexpr int kBlock = Tile::kBlock, kDepth = Tile::kDepth;
-  // Number of columns that the threads load at once. If it exceeds kDepth, some threads load nothing.
+  // Number of columns that the threads load at once. If kAtOnce exceeds kDepth, some threads load nothing.
   constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionVec8, kVec8s = (kDepth + kAtOnce - 1) / kAtOnce;
   static_assert(kDepth % kAtOnce == 0 || kVec8s == 1);
   const int thread = Gpu::thread(), row = thread % kBlock;

@@ -1,4 +1,5 @@
-// Preconditions of a kl call on every backend. A violation would corrupt memory. Bindings check users' input.
+// Every backend checks these preconditions of a kl call, because a violation would corrupt memory. Users' input is
+// checked earlier, by the bindings.
 #pragma once
 
 #include "kernels/losses/policy_check.h"

@@ -1,5 +1,5 @@
-// Preconditions of a preference_loss call on every backend. A violation would corrupt memory. Bindings check users'
-// input.
+// Every backend checks these preconditions of a preference_loss call, because a violation would corrupt memory. Users'
+// input is checked earlier, by the bindings.
 #pragma once
 
 #include "rlk/ops/preference_loss.h"

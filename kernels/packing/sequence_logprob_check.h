@@ -1,5 +1,5 @@
-// Preconditions of a sequence_logprob call on every backend. A violation would corrupt memory. Bindings check users'
-// input.
+// Every backend checks these preconditions of a sequence_logprob call, because a violation would corrupt memory. Users'
+// input is checked earlier, by the bindings.
 #pragma once
 
 #include "rlk/ops/sequence_logprob.h"

@@ -1,5 +1,5 @@
-// Preconditions of an elementwise operator on every backend. A violation would corrupt memory. Bindings check users'
-// input.
+// Every backend checks these preconditions of an elementwise operator, because a violation would corrupt memory. Users'
+// input is checked earlier, by the bindings.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// Preconditions of an rms_norm call on every backend. A violation would corrupt memory. Bindings check users' input.
+// Every backend checks these preconditions of an rms_norm call, because a violation would corrupt memory. Users' input
+// is checked earlier, by the bindings.
 #pragma once
 
 #include "rlk/ops/rms_norm.h"

@@ -1,4 +1,5 @@
-// Preconditions of a logprob call on every backend. A violation would corrupt memory. Bindings check users' input.
+// Every backend checks these preconditions of a logprob call, because a violation would corrupt memory. Users' input is
+// checked earlier, by the bindings.
 #pragma once
 
 #include <bit>
