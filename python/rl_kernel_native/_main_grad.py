@@ -114,7 +114,7 @@ def are_all_asked_for(ctx: Any) -> bool:
         for node, _ in ctx.next_functions:
             if node is not None and not torch._C._will_engine_execute_node(node):
                 return False
-    except RuntimeError:  # as in is_asked_for
+    except RuntimeError:  # a leaf, as in is_asked_for
         return False
     return True
 

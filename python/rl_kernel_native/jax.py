@@ -99,7 +99,7 @@ def logprob(logits: Any, target: Any, *, temperature: float = 1.0) -> Any:
 
     Args:
         logits: ``[..., vocab_size]``, float32, bfloat16 or float16.
-        target: ``[...]``, int32 or int64; -100 is not scored.
+        target: ``[...]``, int32 or int64; a target of -100 is not scored.
         temperature: a Python number > 0.
     Returns: ``[...]`` float32, nats.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.logprob`, when JAX traces the call.
@@ -211,7 +211,7 @@ def linear_logprob(
     Args:
         hidden: ``[..., in_features]``, float32, bfloat16 or float16.
         weight: ``[vocab_size, in_features]``, with the dtype of ``hidden``.
-        target: ``[...]``, int32 or int64; -100 is not scored.
+        target: ``[...]``, int32 or int64; a target of -100 is not scored.
         temperature: a Python number > 0.
         logits_dtype: float32, or the dtype of ``hidden``: each logit is rounded once to this dtype.
     Returns: ``[...]`` float32, nats.

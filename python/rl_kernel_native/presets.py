@@ -1,8 +1,8 @@
 """Objectives of RL frameworks, under the frameworks' own configuration names. Each preset returns a :class:`PolicySpec`
 that reproduces the framework's loss and gradients up to float32 rounding. ``verl_rollout_correction`` and ``slime_mis``
 return the arguments of :func:`importance_weights`. As in the frameworks, a call ignores arrays that the spec does not
-need, and applies no correction without ``rollout_logprob`` (:attr:`PolicySpec.lenient`). The pages of
-docs/objectives.md have the tables."""
+need, and applies no correction without ``rollout_logprob`` (:attr:`PolicySpec.lenient`). The tables are on the pages of
+docs/objectives.md."""
 
 from __future__ import annotations
 

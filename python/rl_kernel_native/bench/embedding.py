@@ -85,8 +85,8 @@ def _call(peer: Peer, which: str, weight: Tensor, buffers: list[Operands]) -> Ca
 
 
 def _error(call: Call, which: str, weight: Tensor, o: Operands) -> float:
-    """Error of the result, relative to the largest magnitude: forward is compared with the table's rows, the gradient
-    with float64."""
+    """Error of the result, relative to the largest magnitude: a forward is compared with the table's rows, and a
+    gradient with float64."""
     result: Any = call(0)
     if "backward" not in which:
         expected, got = weight[o.ids], result

@@ -135,7 +135,7 @@ def replay_medians_us(calls: Sequence[Call], buffers: int, rounds: int) -> list[
 
 
 def copy_bytes_per_second(device: torch.device, seconds: float = 0.5) -> float:
-    """The ceiling: bytes read and written per second by torch's copy of 256 MiB."""
+    """The bandwidth that limits every peer: bytes read and written per second by torch's copy of 256 MiB."""
     source = torch.ones(64 << 20, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     timing = measure([lambda i: target.copy_(source)], device, seconds)[0]

@@ -55,7 +55,7 @@ def _ours(o: Operands, logprob: Tensor) -> Tensor:
 
 
 class Peer(NamedTuple):
-    """A peer's ``loss(operands, logprob)``; ours also has ``direct``, a call without autograd."""
+    """A peer's ``loss(operands, logprob)``; this library's peer also has ``direct``, a call without autograd."""
 
     name: str
     loss: Callable[[Operands, Tensor], Tensor]

@@ -70,9 +70,9 @@ def metrics(o: Operands) -> Tensor:
 
 
 def chosen(o: Operands) -> Tensor:
-    """Clip-Cov's choice in verl: each candidate gets a random number, and the candidates with the largest are chosen.
-    The host computes how many are chosen. The rollout's log-probabilities serve as the old log-probabilities, and the
-    trainer's as the advantage."""
+    """Clip-Cov's choice in verl: each candidate gets a random number, and the candidates with the largest numbers are
+    chosen. The host computes how many are chosen. The rollout's log-probabilities serve as the old log-probabilities,
+    and the trainer's as the advantage."""
     advantage = o.train + 0.8
     a, ell = advantage - _mean(advantage, o.mask), o.train - _mean(o.train, o.mask)
     ratio = (o.train - o.rollout).exp()

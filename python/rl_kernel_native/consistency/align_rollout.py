@@ -200,8 +200,8 @@ def rates_of(
     tokens: int,
 ) -> dict[str, Any]:
     """Rates of timed rollouts, and the seconds of each kernel in one more rollout, for each limit of tokens per step.
-    The limits are the engine's own and, with ``default_batch``, that of chunked prefill. Rollouts of the limits
-    alternate.
+    The limits are the engine's own and, with ``default_batch``, that of chunked prefill. Rollouts with the different
+    limits alternate.
 
     Args:
         rollout: generates ``tokens`` tokens.

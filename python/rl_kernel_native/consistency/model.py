@@ -225,7 +225,7 @@ def in_memory(
     patched, its LoadedModel holds a twin without the patch. If the model has another dtype or device, the LoadedModel
     holds a copy.
 
-    Raises: BadInput for a model of another family, and for a patch that cannot be taken off.
+    Raises: BadInput for a model of another family, and for a patch that cannot be removed.
     """
     family = getattr(getattr(model, "config", None), "model_type", None)
     if family not in FAMILIES:

@@ -36,7 +36,7 @@ def tokenizer_of(directory: Path) -> Encode:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # of many types; the tokenizer cannot be loaded
+    except Exception as error:  # many types; the tokenizer cannot be loaded
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise BadInput(
             f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "

@@ -21,7 +21,8 @@ class BatchRun:
     """The comparison of one batch size's rollout with its training forward.
 
     Attributes:
-        prefills, decode_steps: numbers of rollout forwards; rollout_forwards is the model's own count.
+        prefills, decode_steps: numbers of rollout forwards; rollout_forwards is the number that the model itself
+            counted.
         membership: for each decode step, the prompts in the batch, by row.
         probed_tokens: response and prompt tokens whose hidden states were recorded on both sides.
         judgements: one judgement per operator on equal input, in execution order; faults: those that rounding does not

@@ -587,7 +587,7 @@ def _own_angles(module: Any, *inputs: Any) -> Any:
 def rotary_embedding(
     module: Any, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """LlamaRotaryEmbedding and similar classes: x gives the dtype, position_ids [B, T]."""
+    """LlamaRotaryEmbedding and similar classes. Only the dtype of x is used; position_ids is [B, T]."""
     if why_own_angles(module) is not None:
         return _own_angles(module, x, position_ids, *(() if layer_type is None else (layer_type,)))
     scaling = module.attention_scaling if layer_type is None else getattr(module, f"{layer_type}_attention_scaling")

@@ -280,8 +280,8 @@ class ChunkedLogprob(torch.autograd.Function):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1"),
     ) -> tuple[torch.Tensor | None, ...]:
-        """hidden [N, H], weight [V, H], bias [V], targets [N] to (log_probs, entropy, log_sum_sq_probs, mean_logits,
-        is_top1), each [N]. An output that `outputs` does not name is None."""
+        """Returns (log_probs, entropy, log_sum_sq_probs, mean_logits, is_top1), each [N], for hidden [N, H], weight [V,
+        H], bias [V] and targets [N]. An output that `outputs` does not name is None."""
         ctx.set_materialize_grads(False)
         kind = hidden.device.type
         ctx.dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

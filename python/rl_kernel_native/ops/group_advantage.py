@@ -158,9 +158,9 @@ def group_advantage(
     ======================= ======================================================== ========================
 
     Standard deviations use Bessel's correction and two passes. A group of equal rewards gives exactly 0. An advantage
-    has the same bits for any place of its group in the batch and on every backend. Scale "batch", gpg and areal read
-    the whole batch. Advantages are constants without a gradient; inputs that require a gradient are treated as
-    detached.
+    has the same bits for any place of its group in the batch and on every backend. Kinds gpg and areal, and scale
+    "batch", read the whole batch. Advantages are constants without a gradient; inputs that require a gradient are
+    treated as detached.
 
     Args:
         rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded

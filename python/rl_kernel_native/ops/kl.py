@@ -132,7 +132,7 @@ def kl(
         estimator: ``"k1"``, ``"k2"``, ``"k3"`` or ``"abs"``.
         straight_through: the estimator's value with the gradient of k2 (verl's ``k1+``, ``k3+``).
         input_clamp, clamp: limits of ``abs(e)`` and of the result, > 0, or None; beyond a limit the gradient is 0.
-            verl's ``low_var_kl`` uses 20 and 10, OpenRLHF a ``clamp`` of 10. PolicySpec calls these limits
+            verl's ``low_var_kl`` uses 20 and 10, and OpenRLHF uses a ``clamp`` of 10. PolicySpec calls these limits
             ``kl_input_clamp`` and ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, and the gradient
             passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. At token level, the

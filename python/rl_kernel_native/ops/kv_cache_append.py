@@ -29,10 +29,10 @@ def kv_cache_append(k: ArrayT, v: AnyArray, k_cache: AnyArray, v_cache: AnyArray
     """Writes keys and values of new tokens into their slots of a paged cache, in place. :func:`attention` reads the
     cache.
 
-    Every layout of vLLM has a view of the shape below. With ``[num_pages, 2, page_size, heads, columns]`` the views are
-    ``cache[:, 0]`` and ``cache[:, 1]``; with ``[2, num_pages, ...]`` they are ``cache[0]`` and ``cache[1]``. If K and V
-    are packed, they are ``cache[..., :columns]`` and ``cache[..., columns:]``. If heads come before slots (HND),
-    ``cache.transpose(1, 2)`` is the view.
+    Every cache layout of vLLM has a view of the shape below. With ``[num_pages, 2, page_size, heads, columns]`` the
+    views are ``cache[:, 0]`` and ``cache[:, 1]``; with ``[2, num_pages, ...]`` they are ``cache[0]`` and ``cache[1]``.
+    If K and V are packed, they are ``cache[..., :columns]`` and ``cache[..., columns:]``. If heads come before slots
+    (HND), ``cache.transpose(1, 2)`` is the view.
 
     Args:
         k: ``[num_tokens, num_heads, columns]``, float32, bfloat16 or float16; columns contiguous, other strides any.
