@@ -343,7 +343,7 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      // All threads of both warpgroups arrive, and the two lanes that add dq.
+      // All threads of both warpgroups arrive, and so do the two lanes that add dq.
       mbarrier_init(work_empty(i), 256 + (Tile::kColumns > 128 ? 0 : 2));
     }
     mbarrier_init_fence();
