@@ -232,7 +232,7 @@ std::string word(nb::handle value) {
   const nb::object text = nb::steal(PyObject_Str(value.ptr()));
   const char* const utf8 = text.is_valid() ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
   if (utf8 != nullptr) return utf8;
-  PyErr_Clear();  // Python refuses to print thousands of digits, also within a fraction
+  PyErr_Clear();  // Python refuses to print thousands of digits, even those of a Fraction
   return words("a value of type ", kind_of(value));
 }
 

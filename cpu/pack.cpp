@@ -115,7 +115,8 @@ void pack_layout(const PackLayoutParams& p) {
   p.status[0] = 0;
 }
 
-// Checks that the kept tokens of a row have the positions 0, 1, 2 and so on, as many as the sequence has.
+// Checks that the kept tokens of a row have the positions 0, 1, 2 and so on, as many positions as the sequence has
+// tokens.
 static void check_positions(const PackParams& p, std::int64_t row, std::int64_t length) {
   const std::int32_t* const positions = p.positions + row * p.num_tokens;
   const auto refuse = [&](const std::string& expected, const std::string& got) {

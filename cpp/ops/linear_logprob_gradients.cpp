@@ -27,11 +27,11 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 }
 
 // Computes the gradients for one block of tokens (rule 9) and one chunk of the vocabulary at a time. Usually the outer
-// loop is over blocks, and workspace holds float32 sums of dhidden for one block. dweight accumulates in place if it is
-// float32 or there is one block. Otherwise dweight needs float32 sums, too. If these would take more memory than sums
-// of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. LoRA's gradients have
-// float32 sums of their own. Fused gradients of logits skip groups of rows without a scored row. A block then holds
-// hidden states, gradients and sums of dhidden of the other groups, followed by zeros.
+// loop is over blocks, and workspace holds float32 sums of dhidden for one block. If dweight is float32, or if there is
+// one block, it is accumulated in place. Otherwise dweight needs float32 sums, too. If these would take more memory
+// than sums of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. LoRA's
+// gradients have float32 sums of their own. Fused gradients of logits skip groups of rows without a scored row. A block
+// then holds hidden states, gradients and sums of dhidden of the other groups, followed by zeros.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)

@@ -70,8 +70,8 @@
 //     m = -Inf, l = 0, O = +0 if the row sees no key of the split;
 //     m = -Inf, l = 1, O = +0 if the row sees keys of the split, but none contributes;
 //     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split.
-//   attention_merge folds partials in ascending order of the split. Partials with m = -Inf change nothing. A row counts
-//   as seeing keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse then follow the
+//   attention_merge merges partials in ascending order of the split. Partials with m = -Inf change nothing. A row
+//   counts as seeing keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse then follow the
 //   formulas of a forward call, so the bytes are those of one forward call.
 //   attention_merge also merges normalised parts, which have out and lse in place of partials; this merge is
 //   approximate. With u = fl(log2e * lse), a part counts as a split with the m and l of a sink that has this u, and

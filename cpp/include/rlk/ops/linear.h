@@ -108,8 +108,8 @@ struct LinearWeightGradParams {
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
 // Bytes of workspace that make a product faster, or 0 if none would. On sm_90 the workspace holds copies of operands
-// whose rows do not begin at multiples of 16 bytes, in about 256 MiB at most. No bit depends on the workspace. Params
-// is the struct of one of the three products above.
+// whose rows do not begin at multiples of 16 bytes. The copies take at most about 256 MiB. No bit depends on the
+// workspace. Params is the struct of one of the three products above.
 template <class Params>
 std::int64_t linear_workspace_bytes(const Params& p, Device device);
 

@@ -54,8 +54,8 @@
 //   K is then limited to +-kl_limit
 // Selected tokens are those whose element of `selected` is not zero. They add fl(selected_kl w) * |fl(l - o)| to P and
 // its slope to P_l; with selected_drops they have no policy term instead. An infinite P stays as it is.
-// With token_weight u of each token, each value v of P, P_x, P_l, H, K and K's slope (both after the limit) becomes
-// fl(u v). In the sums of a sequence's shared gradient (see Gradient), A becomes fl(u fl(A w)). The K that
+// With token_weight u of each token, P, P_x, P_l, H, and the limited K and its slope are multiplied by u: a value v
+// becomes fl(u v). In the sums of a sequence's shared gradient (see Gradient), A becomes fl(u fl(A w)). The K that
 // kl_times_ratio passes to other tokens becomes fl(u K). kGeometricClip takes no token_weight. D and n still count
 // every token.
 // Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
