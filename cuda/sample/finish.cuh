@@ -159,8 +159,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     const std::uint32_t leaves = block_sum<kThreads>(own, &s_, 0);
     if (thread() == 0 && leaves <= kMostFewLeaves) state_->waits = kForFew;
   }
-  // Runs after the scan of kept columns, and writes the kept set. The first warp draws while the other warps write the
-  // set.
+  // Runs after the scan of kept columns. The first warp draws while the other warps write the kept set.
   __device__ void run_rest() {
     if (state_->waits == kDone) {
       kept_ = static_cast<std::int64_t>(state_->kept);
@@ -467,8 +466,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     }
     const std::uint64_t total = block_sum<kThreads>(mine, &s_);
     if (least > 0 && found.bound > 0 && block_sum<kThreads>(survivors, &s_, 0) < count) {
-      // If the mass at the bound is below `least` by far more than the error of an exponential, no unlisted column
-      // survives.
+      // If the mass at the bound is below `least` by far more than an exponential's error, no unlisted column survives.
       const std::uint64_t most = mass_of(z_of_key(found.bound));
       if (most + (most >> 12) + 2 >= least) return false;
     }
@@ -604,8 +602,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
 
   // Computes the tree, draws unless `best` gives the token, and writes the row's results. All threads call this
-  // function. kEnds: this launch writes the kept set. The set's count is published before the draw, so later rows need
-  // not wait for the draw.
+  // function. kEnds: this launch writes the kept set, and publishes the set's count before the draw.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     if (!has_scanned_roots()) find_roots();
