@@ -3,8 +3,7 @@
 // The unit is a quadratic interpolator of the kind described by Oberman & Siu, "A high-performance area-efficient
 // multifunction interpolator", ARITH 2005. The argument is converted to fixed point with 23 fractional bits. Its
 // fraction is split into a segment (6 bits) and an offset o (17 bits). The significand of the result, in units in the
-// last
-// place, is
+// last place, is
 //   (8192 * c0 + c1 * o + c2 * square(o) + 6114) >> 15        square(o) ~ o^2 / 2^19
 // c0 is in quarters of a unit, and 6114 / 2^15 of a unit is the rounding constant. The squarer drops every partial
 // product whose weight is below its last column. Coefficients, constant and squarer were recovered from the

@@ -1,8 +1,8 @@
 // THE CONTRACT of importance_weights: computes weights that correct for the difference between trainer and sampling
 // engine, and a mask of the tokens that are kept. Rule numbers refer to docs/numerics.md; docs/objectives.md has the
 // frameworks' names. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 come from
-// math/. Minimum and
-// maximum return their first operand unless the second is strictly better, so a NaN in the first operand stays.
+// math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
+// operand stays.
 //
 // rlk/tokens.h defines sequences and their sums. A token has d = fl(logprob - rollout_logprob) and
 // c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over the tokens of a sequence. With

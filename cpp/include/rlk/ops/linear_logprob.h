@@ -16,8 +16,7 @@
 //   largest[i] = the lowest column id in [0, valid_vocab) whose x[i, j] is the largest, with +0 equal to -0.
 //                ops/sample.h gives the same id for a greedy row. `largest` is -1 where such a greedy row has a nonzero
 //                status (a NaN, +Inf, only -Inf, |x| from about 1.4e6 on). Neither logit_scale nor softcap nor
-//                temperature is applied, since
-//                they do not change the order.
+//                temperature is applied, since they do not change the order.
 // A row with target == ignore_index is left out of everything: hidden[i] is not read, and its outputs and dhidden[i]
 // are 0, whatever weight holds. Its `largest` has no meaning.
 //

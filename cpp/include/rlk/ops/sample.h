@@ -24,8 +24,8 @@
 // logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
-// The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), it goes to the left
-// child where
+// The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), the draw goes to the
+// left child where
 //   r * S_both < 2^32 * S_left         exact; combine() scales S_left to the reference of S_both
 // Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
