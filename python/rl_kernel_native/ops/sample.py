@@ -193,8 +193,8 @@ def sample(
         temperature: finite number > 0, or float32 ``[num_rows]``.
         top_k: integer, or ``[num_rows]`` int32 or int64: keeps the k columns with the largest logits; among equal
             logits, lower ids come first. 0 cuts nothing.
-        top_p: number in (0, 1], or float32 ``[num_rows]``: keeps a token if the more probable tokens before it have
-            less than ``top_p`` of the probability in total.
+        top_p: number in (0, 1], or float32 ``[num_rows]``: keeps a token if the tokens ranked before it have less
+            than ``top_p`` of the total probability. ``order`` decides which tokens the total includes.
         min_p: number in [0, 1], or float32 ``[num_rows]``: keeps tokens with at least ``min_p`` times the largest
             probability.
         repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias: see :func:`process_logits`;

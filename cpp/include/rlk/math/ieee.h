@@ -84,8 +84,8 @@ RLK_HD float div_in_range(float n, float d) {
 }
 
 // n / d, correctly rounded, by a single Newton step. This function needs two instructions fewer than quotient_of. It is
-// right only for d = fl(1 + e) and the n that sigmoid_of_half passes. The test of math/ tries every argument of
-// sigmoid_of_half with every reciprocal that quotient_of allows.
+// used only for d = fl(1 + e) and the n that sigmoid_of_half passes; for other arguments it may be wrong. The test of
+// math/ tries every argument of sigmoid_of_half with every reciprocal that quotient_of allows.
 RLK_HD float short_quotient_of(float n, float d, float reciprocal) {
 #if defined(__CUDA_ARCH__)
   float q;  // the .ftz instructions below read a subnormal n as +0

@@ -86,8 +86,8 @@
 //     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step whose
 //     p are all +0 may be left out if every v_jd is finite, since a zero product does not change where the unit cuts
 //     its addends.
-//   In a block with such steps, the CPU reads the keys that are in use and in a page. It reads no key of any other
-//   block.
+//   If a row sees a key of a block, the CPU reads the values of all keys of the block that are in use and in a page. It
+//   reads nothing of any other block.
 //   The chains of dq, dk and dv take steps of 16 keys or queries in place of one fma at a time. ds_ij and p_ij are +0
 //     if query i does not see key j or the score is -Inf. The steps of dq are counted from the block's first key.
 // Backward, from dout and dlse (null means 0) and the saved out and lse:

@@ -37,8 +37,8 @@
 // token that counts affects its own sequence alone, at this token and at earlier tokens. An empty or wholly masked
 // sequence gives finite values: returns of gae and vtrace are the bootstrap, and all other outputs are 0. The call
 // enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With bad offsets
-// (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU the outputs of the sequences with
-// bad offsets are NaN.
+// (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU the outputs of invalid sequences
+// are NaN: sequences with a bad offset, and the sequences before and after them.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,8 @@
 //      l = fl(sum(fl(length * fl(a s))) / sum(length)); but b is +0 where sum(length) is 0, s in a constant group, and
 //      mean for a lone member.
 //   c = a of the group with scale kGroup, a of the batch with kBatch, else 1; limited to at most 1 for kGiven.
-//   x = fl(fl(c s) - fl(c b)). For kMean fl(m (c / a)) replaces fl(c b), and for kLengthMean fl(l (c / a)) does, with a
-//       of the group.
+//   x = fl(fl(c s) - fl(c b)). Where b is computed from m, fl(m (c / a)) replaces fl(c b). Where b is computed from
+//       l, fl(l (c / a)) does. Both take a of the group.
 // kBatchMean subtracts the mean of the batch. With scale kGroup it divides by the group's deviation from this mean. So
 // b and x have other formulas, with a, m and r of the batch. If a single reward s counts in the batch, m is fl(a s):
 //   b = fl(m / a);  d = fl(fl(a s) - m);  x = d for scale kBatch, e = fl(u d) for kGroup, fl(d / a) for kNone; +0 where

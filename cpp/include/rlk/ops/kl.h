@@ -12,7 +12,8 @@
 // Weight. Here x * y is fl(x y), but +0 for zero times infinity:
 //   kNone          value = K, slope = K_l
 //   kOldLogprob    r = exp(fl(l - o)), o = weight: value = K * r, slope = fl(min(K, largest) + K_l) * r. The gradient
-//                  flows through both factors, K and r. For k3, K is that of min(e, 80), and instead of these formulas:
+//                  flows through both factors, K and r. For k3, K is that of min(e, 80). For k3 without
+//                  straight_through, the next two formulas take precedence:
 //     value        where e > 16: fl(G - min(r * fl(1 + e), largest)), G = exp(fl(f - o)). G overflows or underflows
 //                  only where the value does. Where input_limit cuts e, G = exp(fl(fl(l - o) + e)), or exp(-Inf) if
 //                  fl(l - o) is -Inf

@@ -4,7 +4,8 @@
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
 //   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written with a mask alone).
-//   On the CPU, unpack throws InvalidArgument if a row with tokens has positions that no mask gives.
+//   On the CPU, unpack throws InvalidArgument if the positions of a row with tokens are not 0, 1, 2, ..., one for
+//   each token of the sequence, and -1.
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
 //   status          : bit 0: a length was out of range and is clamped; bit 1: there are more tokens than `capacity`

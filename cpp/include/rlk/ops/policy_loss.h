@@ -14,8 +14,8 @@
 //   kSequence   x = limited(sum(fl(l - o)));  kGeometric x = limited(sum(fl(l - o)) / n)
 //   limited(x) = min(max(x, log_ratio_min), log_ratio_max)
 //   kGeometricClip sums min(fl(l - o), clip_high) for A > 0, max(fl(l - o), clip_low) for A < 0, 0 for A = 0.
-//   kGamma sums fl(l - o), limited to +-20. With importance weights, it adds the sum of fl(log w), limited to
-//     [ln 1e-8, 20]. kGamma limits x to [ln 1e-8, 20]
+//   kGamma sums fl(l - o), each limited to +-20. With importance weights, it adds the sum of fl(log w), each limited
+//     to [ln 1e-8, 20]. kGamma limits x to [ln 1e-8, 20]
 // Policy term P, with slope P_x along x and slope P_l along l. For A = 0, P and its slopes are 0; kGeometricClip alone
 //   keeps its P:
 //   kRatio          p1 = -A min(r, ratio_cap), p2 = -A min(max(r, clip_low), clip_high); P = max(p1, p2). For A < 0
@@ -38,8 +38,8 @@
 // w = min(max(e, low), high). With importance_mask w = e in [low, high] and 0 outside. With kGiven, w is the value of
 // `importance`. With gate, w = 0 for a sequence whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l
 // become P * w, P_x * w, P_l * w; kGamma and kGeometricClip use w in their formulas above instead. Where the gate, or
-// the drop below, sets a term to 0, the result is 0, even if the term is NaN. With rollout_neutral, d is +0 where m is
-// NaN, so the token's weight is 1, limited by its bounds.
+// the drop below, sets a term to 0, the result is 0, even if the term is NaN. With rollout_neutral, each difference to
+// m is +0 where m is NaN, in d and in the drop. The token's weight is then 1, limited by its bounds.
 // Drop: if sum(fl(o - l)) / n of a sequence is not <= drop_above, its tokens with A < 0 lose their policy terms. With
 // drop_by_rollout, m replaces o.
 // KL term K of e = fl(f - l), limited to +-kl_input_limit. The slope K_l is 0 where a limit cuts e or K:

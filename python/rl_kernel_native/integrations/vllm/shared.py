@@ -67,8 +67,8 @@ def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences:
 
     Args:
         lengths: the number of keys of each sequence, including the key of the query itself; 0 for padding.
-        least_sequences: the least number of sequences in a group; also the least average number over all groups of the
-            call.
+        least_sequences: the least number of sequences in a group. It is also the least average over all groups of the
+            call, where sequences between two groups count as a group.
     """
     least = -(-LEAST_KEYS // page_size)
     usable = (lengths - 1) // page_size  # full pages before the query's own key
