@@ -202,6 +202,9 @@ def test_differences_of_two_sides() -> None:
     sequences[1]["trainer"] = [math.nan]
     assert align.difference(sequences, "trainer").differing == 2
     assert align.difference(sequences, "trainer").max_abs_dlogp == math.inf
+    for rollout, trainer, kl in ((-800.0, 0.0, math.inf), (-math.inf, -1.0, math.inf), (-1.0, -math.inf, math.inf)):
+        sequences[1] = {"rollout": [rollout], "trainer": [trainer]}
+        assert align.difference(sequences, "trainer").kl_k3 == kl
 
 
 @pytest.mark.parametrize(

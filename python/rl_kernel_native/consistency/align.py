@@ -159,8 +159,13 @@ def difference(sequences: Sequence[dict[str, Any]], other: str) -> Difference:
         differing=sum(a != b for a, b in pairs),
         max_abs_dlogp=max(size),
         mean_abs_dlogp=sum(size) / len(size),
-        kl_k3=sum(math.expm1(d) - d for d in apart) / len(apart),
+        kl_k3=sum(map(_k3, apart)) / len(apart),
     )
+
+
+def _k3(d: float) -> float:
+    """exp(d) - 1 - d; Inf where Python's exponential would raise."""
+    return math.inf if d > 700 else math.expm1(d) - d
 
 
 def _apart(these: list[int], those: list[int]) -> int:

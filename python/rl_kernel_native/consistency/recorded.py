@@ -3,11 +3,13 @@
 The recording is a file of JSON lines. Each line has the ids of a prompt, the ids of a response and the response's
 log-probabilities. The fields have the names of one of the DIALECTS below. The optional object `logprob_semantics`, with
 the fields of rk.LogprobSemantics, says to which distribution the log-probabilities refer. Other fields are ignored.
+A line of vLLM may have several responses.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,9 @@ DIALECTS = (
     ("input_ids", "output_ids", "output_token_logprobs"),
     ("prompts", "responses", "rollout_log_probs"),
 )
+# A larger log-probability is no rounding of 0. An engine with exponentials in base 2, or with logit and lse from two
+# kernels, subtracts float32 numbers whose last bit is 6e-5 for logits of 1000; torch and vLLM never exceed 0.
+_ABOVE_ZERO = 1e-4
 # Temperatures to try if the recorded log-probabilities do not fit the given temperature.
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
 # The mean |dlogp| of a whole model that rounding explains, by dtype.
@@ -46,12 +51,18 @@ _RECORDS_TO_FIT = 4
 
 @dataclass(frozen=True)
 class Record:
-    """One response of an engine."""
+    """One response of an engine.
+
+    Attributes:
+        semantics: the engine's statement about its log-probabilities.
+        where: the record's place in a file, for errors.
+    """
 
     prompt: list[int]
     response: list[int]
     logprobs: list[float]
-    semantics: LogprobSemantics | None = None  # the engine's statement about its log-probabilities
+    semantics: LogprobSemantics | None = None
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,21 +133,34 @@ def load_records(path: Path, vocab_size: int) -> list[Record]:
                 fields = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise BadInput(f"{where}: not JSON: {error}") from error
-            record = _record(fields, where)
-            check_token_ids([*record.prompt, *record.response], vocab_size, where=where, prompt=len(records))
-            records.append(record)
+            for record in _records(fields, where):
+                ids = [*record.prompt, *record.response]
+                check_token_ids(ids, vocab_size, where=record.where, prompt=len(records))
+                records.append(record)
     if not records:
         raise BadInput(f"{path} holds no response")
     return records
 
 
-def _record(fields: Any, where: str) -> Record:
+def _records(fields: Any, where: str) -> list[Record]:
+    """The responses of one line. vLLM's RequestOutput has one for each of `outputs`."""
     if not isinstance(fields, dict):
         raise BadInput(f"{where}: want a JSON object")
+    outputs = fields.get("outputs")
+    if not isinstance(outputs, list) or not outputs:
+        return [_record(fields, where)]
+    found = []
+    for i, output in enumerate(outputs):
+        at = f"{where}: outputs[{i}]" if len(outputs) > 1 else where
+        if not isinstance(output, dict):
+            raise BadInput(f"{at}: expected a response, an object in 'outputs', got {_check.shown(output)}")
+        found.append(_record({**fields, **output}, at))
+    return found
+
+
+def _record(fields: dict[str, Any], where: str) -> Record:
     if isinstance(fields.get("meta_info"), dict):  # SGLang's field for log-probabilities
         fields = {**fields["meta_info"], **fields}
-    if isinstance(fields.get("outputs"), list) and fields["outputs"]:  # vLLM's RequestOutput
-        fields = {**fields, **fields["outputs"][0]}
     stamp = fields.get("logprob_semantics")
     try:
         semantics = None if stamp is None else LogprobSemantics.from_json(stamp)
@@ -152,9 +176,13 @@ def _record(fields: Any, where: str) -> Record:
                 ids = [item[1] if isinstance(item, list) and len(item) > 1 else None for item in values]
             if ids is None:
                 continue
-            ids = _checked_ids(_ids(fields[prompt], prompt, where), _ids(ids, response, where), values, where)
-            scores = [_number(value, token, where) for value, token in zip(values, ids, strict=True)]
-            return Record(fields[prompt], ids, scores, semantics)
+            before = len(_ids(fields[prompt], prompt, where))
+            ids = _checked_ids(fields[prompt], _ids(ids, response, where), values, where)
+            scores = [
+                _number(value, token, f"{where}: {logprobs}[{i}]", before + i)
+                for i, (value, token) in enumerate(zip(values, ids, strict=True))
+            ]
+            return Record(fields[prompt], ids, scores, semantics, where)
     names = "; ".join(", ".join(names) for names in DIALECTS)
     raise BadInput(
         f"{where}: expected ids of prompt and response, and log-probabilities by the names of one of: {names}; "
@@ -179,16 +207,21 @@ def _ids(value: Any, field: str, where: str) -> list[int]:
     return value
 
 
-def _number(value: Any, token: int, where: str) -> float:
-    """A log-probability: a number, SGLang's [logprob, id, text], or vLLM's {id: {"logprob": ...}}."""
-    if isinstance(value, dict):
-        value = value.get(str(token), value)
+def _number(item: Any, token: int, where: str, position: int) -> float:
+    """A log-probability: a number, SGLang's [logprob, id, text], or vLLM's {id: {"logprob": ...}}. A token that cannot
+    be drawn has -Inf; a number that float32 cannot hold is none."""
+    value = item
+    if isinstance(item, dict):
+        value = item.get(str(token), item)
         value = value.get("logprob") if isinstance(value, dict) else value
-    elif isinstance(value, list) and value:
-        value = value[0]
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or value != value or (isinstance(value, int) and abs(value) >= 1 << 1000):  # no float holds it
-        raise BadInput(f"{where}: expected a log-probability of token {token}, got {_check.shown(value)}")
+    elif isinstance(item, list) and item:
+        value = item[0] if len(item) == 1 or item[1] == token else None
+    is_logprob = type(value) in (int, float) and value <= _ABOVE_ZERO
+    if not is_logprob or (-math.inf < value and _check.in_float32(value) == -math.inf):
+        raise BadInput(
+            f"{where}: expected a log-probability of token {token} at position {position}, a number <= 0 (or up to "
+            f"{_ABOVE_ZERO:g}, by rounding), got {_check.shown(item)}"
+        )
     return float(value)
 
 
@@ -214,13 +247,14 @@ def compare_recorded(
     """
     own = LogprobSemantics(logits_dtype=str(loaded.dtype).removeprefix("torch."), temperature=temperature)
     for index, record in enumerate(records):
+        where = record.where or f"record {index}"
         try:
             require_same_semantics(None if record.semantics is None else (own, record.semantics))
         except ValueError as error:
-            raise BadInput(f"record {index}: {error}") from error
+            raise BadInput(f"{where}: {error}") from error
         length = len(record.prompt) + len(record.response)
         if length > loaded.max_length:
-            raise BadInput(f"record {index}: {length} tokens exceed the model's {loaded.max_length}")
+            raise BadInput(f"{where}: {length} tokens exceed the model's {loaded.max_length}")
     progress = progress or Progress(silent=True)
 
     def score(chosen: Sequence[Record], at: float, label: str) -> list[torch.Tensor]:
