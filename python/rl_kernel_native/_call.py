@@ -73,11 +73,11 @@ def _exported(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tupl
     return frame, tuple(found)
 
 
-def frame_of(names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...] = (), sharded: str = "") -> Any:
+def frame_of(names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...] = (), cures: Any = None) -> Any:
     """The state of a call that has no autograd, with arrays of any framework. The first array decides framework and
     device. ``out`` holds arrays for results."""
     if type(arrays[0]) in plain or _dispatch.is_tensor(arrays[0]):
-        return (loaded or _engine()).TensorFrame(names, arrays, out, sharded)
+        return (loaded or _engine()).TensorFrame(names, arrays, out, cures)
     frame = _dispatch.Frame(arrays[0], names[0])
     _dispatch.match_torch_threads()
     return frame

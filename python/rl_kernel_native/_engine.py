@@ -195,7 +195,7 @@ class TensorFrame:
 
     allocate, stream = None, 0
 
-    def __init__(self, names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...], sharded: str) -> None:
+    def __init__(self, names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...], cures: Any) -> None:
         self._name, self._first = names[0], arrays[0]
         self.wanted = wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)
         for o in out:
@@ -203,7 +203,7 @@ class TensorFrame:
                 raise ValueError("out: cannot be given where a gradient is wanted; call under torch.no_grad()")
         if wanted < 0:
             leading: Any = {names[0]: arrays[0]}
-            require_tensors(**leading, sharded=sharded, optional=dict(zip(names[1:], arrays[1:], strict=True)))
+            require_tensors(**leading, cures=cures, optional=dict(zip(names[1:], arrays[1:], strict=True)))
             if out:
                 raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
             kind = type(arrays[0]).__name__

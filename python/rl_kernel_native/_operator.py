@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from . import _check
@@ -28,7 +28,7 @@ class Array:
     Attributes:
         name: its name in the schema; also in errors if ``called`` gives no other name.
         called: a function that returns its name in errors, from the options and, if known, the arrays.
-        written: whether the operator writes the array; the operator then allocates no outputs.
+        written, added: whether the operator writes the array, then without outputs of its own; and whether it adds to it.
         is_float32: whether a real number on the device, of any dtype, is cast to float32; only for the last array.
         number: the schema's type of a number that may replace the array. The schema then has both arguments.
         listed: name of the schema's list of tensors to which the array belongs. A list is the schema's first argument.
@@ -39,6 +39,7 @@ class Array:
     called: Callable[..., str] | None = None
     number: str = ""
     written: bool = False
+    added: bool = False
     is_float32: bool = False
     listed: str = ""
 
@@ -257,7 +258,7 @@ class Operator:
         follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the leading array: all other arrays must have its device and framework.
-        sharded: end of the error for a DTensor, which names the call to use instead.
+        cures: ends of errors, by the name of an argument that is no tensor; that of "DTensor" names the call to use.
         flops: a function of the arrays' shapes that returns the number of operations for torch's FlopCounterMode.
         main_grad_call: name of the function to which callers without autograd pass a main_grad.
         function: the Function of eager calls, once the engine has registered the operator.
@@ -274,7 +275,7 @@ class Operator:
     follows: bool = False
     casts: tuple[int, ...] = ()
     leads: int = 0
-    sharded: str = ""
+    cures: dict[str, str] = field(default_factory=dict)
     flops: Callable[..., int] | None = None
     main_grad_call: str = ""
     function: Any = None
@@ -322,7 +323,7 @@ class Operator:
         flops = self.flops
         return Operator(
             f"{self.name}_",
-            ("main_grad!", *self.arrays),
+            (Array("main_grad", written=True, added=True), *self.arrays),
             ", ".join(options[:place] + options[place + 1 :]),
             outputs=lambda arrays, how: others(self.outputs(arrays[1:], whole(how))),
             dtypes=others([d + 1 if isinstance(d, int) else d for d in self.dtypes]),
@@ -330,7 +331,7 @@ class Operator:
             schema_options=None,
             follows=self.follows,
             leads=self.leads + 1,
-            sharded=self.sharded,
+            cures=self.cures,
             flops=None if flops is None else lambda main_grad, *given: flops(*given),
         )
 

@@ -60,11 +60,9 @@ def straight(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
     elif not first.is_cuda:
         _torch.device_type(first, op.arrays[op.leads].label(how, arrays))
     found = op.native(arrays, how, None, 0)
-    if op.written:
-        for i in op.written:
-            count_write(arrays[i])
-        return found or ()
-    return found
+    for i in op.written:
+        count_write(arrays[i])
+    return found or ()
 
 
 def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
@@ -75,22 +73,21 @@ def refuse_derivatives(op: Operator, arrays: Sequence[Any]) -> None:
                 f"{a.name}: requires a gradient, which a cache does not keep; call under torch.no_grad() or pass "
                 f"{a.name}.detach()"
             )
-    written = op.arrays[op.written[0]].name
-    if functorch_active() and (written == "main_grad" or not is_compiling()):
-        raise ValueError(f"{written}: cannot be {'given' if written == 'main_grad' else 'written'} under torch.func")
+    written = op.arrays[op.written[0]]
+    if functorch_active() and (written.added or not is_compiling()):
+        raise ValueError(f"{written.name}: cannot be {'given' if written.added else 'written'} under torch.func")
 
 
 def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
-    leads = op.arrays[op.leads]
     required: dict[str, Any] = {}
     optional: dict[str, Any] = {}
-    for a, x in sorted(zip(op.arrays, arrays, strict=True), key=lambda pair: pair[0] is not leads):
+    for a, x in sorted(zip(op.arrays, arrays, strict=True), key=lambda pair: pair[0] is not op.arrays[op.leads]):
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
             if name in required or name in optional:  # if two share a label, the second keeps its name
                 name = a.name
             (optional if a.optional or a.number else required)[name] = x
-    require_tensors(**required, sharded=op.sharded, optional=optional)
+    require_tensors(**required, cures=op.cures, optional=optional)
 
 
 def is_differentiated(op: Operator, of: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> bool:

@@ -111,22 +111,21 @@ def autocast_hint() -> str:
     return ""
 
 
-def require_tensors(*, sharded: str = "", optional: dict[str, Any] | None = None, **required: Any) -> None:
+def require_tensors(*, cures: Any = None, optional: dict[str, Any] | None = None, **required: Any) -> None:
     """Refuses arguments that are no valid tensors, before a call through the dispatcher, whose own errors speak of
-    schemas. The first argument decides the device. ``sharded``: the end of the error for a DTensor, which names another
-    call."""
+    schemas. The first argument decides the device. ``cures``: as :class:`_operator.Operator` has them."""
     if not is_compiling() and _is_jit_tracing():
         raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
-    first = next(iter(required.values()))
+    first, cures = next(iter(required.values())), cures or {}
     for name, tensor in (*required.items(), *(optional or {}).items()):
         if tensor is None and name not in required:
             continue
+        cure = "" if tensor is None else cures.get("DTensor" if type(tensor).__name__ == "DTensor" else name, "")
         if type(tensor).__name__ == "DTensor":
-            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){sharded}")
+            raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){cure}")
         if not isinstance(tensor, Tensor):
             # None may come from a call of any framework, so its message is the extension's.
             wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
-            cure = "; for one row, torch.tensor(3)" if name == "target" and tensor is not None else ""
             raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}{cure}")
         require_dense(tensor, name)
         if type(tensor).__name__ == "FakeTensor" != type(first).__name__ and not _modes_active():

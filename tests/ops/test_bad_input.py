@@ -67,11 +67,14 @@ CASES: dict[str, tuple[Any, Any, str]] = {
             ("backward", lambda: rk.logprob_backward(X[0], 3, LSE[0]), "int"),
         )
     },
-    "target a number, traced": (
-        lambda: torch.func.vmap(lambda x: rk.logprob(x, 3))(X),
-        TypeError,
-        r"target: expected a torch.Tensor, got int; for one row, torch.tensor\(3\)",
-    ),
+    **{
+        f"target a number, {name} traced": (
+            lambda call=call: torch.func.vmap(call)(X),
+            TypeError,
+            r"target: expected a torch.Tensor, got int; for one row, torch.tensor\(3\)",
+        )
+        for name, call in (("logits", lambda x: rk.logprob(x, 3)), ("head", lambda x: rk.linear_logprob(x, X, 3)))
+    },
     "target None": (lambda: rk.logprob(X, None), TypeError, "target: expected an array .* got NoneType"),
     "stats a list": (lambda: rk.logprob_merge([LSE]), TypeError, "stats: expected an array .* got list"),
     "lse None": (lambda: rk.logprob_backward(X, Y, None), TypeError, "lse: expected the lse .* got None"),

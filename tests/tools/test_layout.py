@@ -305,6 +305,16 @@ def test_imports_go_one_way() -> None:
     assert not left, f"in circles, or above one: {sorted(left)}"
 
 
+def test_the_engine_knows_arguments_from_descriptions_alone() -> None:
+    """No layer that operators share compares a name with that of one operator's array."""
+    descriptions = (PACKAGE / "ops").glob("*_traced.py")
+    arrays = {"target", "main_grad", *re.findall(r"\b(\w+)[?!]", "".join(path.read_text() for path in descriptions))}
+    for module in ("_composed", "_described", "_engine", "_register", "_run", "_torch", "_transforms"):
+        compared = [x for x in ast.walk(ast.parse(LIBRARY[module].read_text())) if isinstance(x, ast.Compare)]
+        texts = {x.value for of in compared for x in ast.walk(of) if isinstance(x, ast.Constant)}
+        assert not texts & arrays, module
+
+
 def test_names_say_what_a_file_is() -> None:
     assert not [name for name in NAMES if OVERCLAIMING.search(Path(name).name)]
 

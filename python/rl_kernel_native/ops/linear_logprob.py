@@ -403,7 +403,7 @@ def linear_logprob_partial(
     if _dispatch.is_tensor(hidden) and _call.engine().is_autocasting():
         arrays = (*_call.engine().autocast(*arrays[:5]), target)
     names = ("hidden", "weight_shard", "bias", "lora_a", "lora_b", "target")
-    frame = _call.frame_of(names, arrays)
+    frame = _call.frame_of(names, arrays, cures=FORWARD.cures)
     if frame.wanted:
         raise ValueError(
             "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "

@@ -10,7 +10,7 @@ from typing import Any
 
 from .._native import module as _C
 from .._operator import Composed, Operator
-from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ROWS, SAVED, joined, outputs_of
+from .logprob_traced import GRADIENTS, INCOMING, NUMBERS, ONE_ROW, ROWS, SAVED, joined, outputs_of
 
 _HEAD = "hidden, weight, bias?, lora_a?, lora_b?, target"
 _OPTIONS = (
@@ -131,6 +131,7 @@ FORWARD = Operator(
         accumulates=1,
         beside=2,
     ),
+    cures=ONE_ROW,
     flops=lambda hidden, weight, bias, lora_a, *_: _flops(hidden, weight, lora_a, [False] * _OPERANDS),
 )
 BACKWARD: Operator = Operator(

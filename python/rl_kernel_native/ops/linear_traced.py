@@ -15,7 +15,7 @@ from .._operator import Array, Composed, Operator, declared, linear
 from .._transforms import rows
 
 _FLOAT32 = 0  # the extension's number
-SHARDED = ", or for a sharded in_features linear_partial and tree_sum"
+SHARDED = {"DTensor": ", or for a sharded in_features linear_partial and tree_sum"}
 
 
 # ---- derivatives ----------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ LINEAR: Operator = Operator(
     "linear",
     "x, weight, bias?",
     _OPTIONS,
-    sharded=SHARDED,
+    cures=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[0]),),
     dtypes=(lambda how: how[1],),
     native=_native,
@@ -152,7 +152,7 @@ INPUT_GRAD: Operator = Operator(
     "linear_input_grad",
     "dy, weight",
     _ENGINE,
-    sharded=SHARDED,
+    cures=SHARDED,
     outputs=lambda arrays, how: ((*arrays[0].shape[:-1], arrays[1].shape[1]),),
     dtypes=(None,),
     gradient=Composed(
@@ -169,7 +169,7 @@ WEIGHT_GRAD: Operator = Operator(
     "dy, x",
     f"ScalarType? out_dtype, {_ENGINE}",
     schema_options=None,
-    sharded=SHARDED,
+    cures=SHARDED,
     outputs=lambda arrays, how: ((arrays[0].shape[-1], arrays[1].shape[-1]),),
     dtypes=(lambda how: how[0],),
     native=lambda arrays, how, *tail, main_grad=None: (
@@ -190,7 +190,7 @@ BIAS_GRAD = Operator(
     dtypes=(lambda how: how[0],),
     native=lambda arrays, how, *tail: (_C.linear_bias_grad(*arrays, option_code(how[0], "out_dtype"), *tail),),
     gradient=linear(of=(0,), incoming=("ddbias",), along=_bias_grad_along),
-    sharded=SHARDED,
+    cures=SHARDED,
 )
 
 
@@ -210,5 +210,5 @@ TREE_SUM = Operator(
     dtypes=(lambda how: how[0],),
     native=_native_tree_sum,
     gradient=linear(of=tuple(range(9)), incoming=("dy",), along=_tree_along),
-    sharded=SHARDED,
+    cures=SHARDED,
 )

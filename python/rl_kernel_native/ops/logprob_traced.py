@@ -19,6 +19,7 @@ ROWS = (
     Array("kept_ids", optional=True, called=lambda *_: "kept ids"),
     Array("kept_offsets", optional=True, called=lambda *_: "kept offsets"),
 )
+ONE_ROW = {"target": "; for one row, torch.tensor(3)"}
 NUMBERS = (
     "float temperature_value, float logit_scale, float? softcap, SymInt ignore_index, SymInt? valid_vocab, "
     "SymInt? canonical_vocab, int exp"
@@ -143,7 +144,7 @@ FORWARD = Operator(
         batch=rows(0, 1, 2, alone=lambda inputs: _refuse_kept(inputs[3])),
         dims=None,
     ),
-    sharded=", or for a sharded vocabulary logprob_partial and logprob_merge",
+    cures=ONE_ROW | {"DTensor": ", or for a sharded vocabulary logprob_partial and logprob_merge"},
 )
 BACKWARD: Operator = Operator(
     "logprob_backward",
