@@ -79,11 +79,11 @@ def parts(arrays: Any) -> list[Any]:
     return found
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, number: str = "an integer") -> str:
     """The text of a value in an error. A large integer is described by its bits: Python refuses to print thousands of
-    digits, and hundreds would be hard to read."""
+    digits. ``number`` names this integer: "one" in an error that expects an integer."""
     if isinstance(value, int) and not -(1 << 64) < value < 1 << 64:
-        return f"an integer of {value.bit_length()} bits"
+        return f"{number} of {value.bit_length()} bits"
     try:
         text = repr(value)
     except Exception:  # the object holds a huge integer, or its repr fails
@@ -102,7 +102,7 @@ def integer(name: str, value: Any) -> int:
         except TypeError:
             raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
     if not -(1 << 63) <= found < 1 << 64:
-        raise _too_wide(name, found)
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {shown(found, 'one')}")
     return found
 
 
@@ -110,14 +110,8 @@ def integer64(name: str, value: Any) -> int:
     """An integer that fits the extension's signed 64 bits."""
     found = integer(name, value)
     if not found < 1 << 63:
-        raise _too_wide(name, found)
+        raise ValueError(f"{name}: expected an integer of 64 bits, got {shown(found, 'one')}")
     return found
-
-
-def _too_wide(name: str, value: int) -> ValueError:
-    bits = value.bit_length()
-    got = value if bits <= 64 else f"one of {bits} bits"
-    return ValueError(f"{name}: expected an integer of 64 bits, got {got}")
 
 
 def flag(name: str, value: Any) -> bool:

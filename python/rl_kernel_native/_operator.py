@@ -28,7 +28,7 @@ class Array:
     Attributes:
         name: its name in the schema; also in errors if ``called`` gives no other name.
         called: a function that returns its name in errors, from the options and, if known, the arrays.
-        written, added: whether the operator writes the array, then without outputs of its own; and whether it adds to it.
+        written, added: whether the operator writes the array, without outputs of its own; and whether it adds to it.
         is_float32: whether a real number on the device, of any dtype, is cast to float32; only for the last array.
         number: the schema's type of a number that may replace the array. The schema then has both arguments.
         listed: name of the schema's list of tensors to which the array belongs. A list is the schema's first argument.

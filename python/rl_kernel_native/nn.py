@@ -9,7 +9,7 @@ from typing import Any
 
 import rl_kernel_native as rk
 
-from . import _variants
+from . import _check, _variants
 
 with _variants.needed("rk.nn: expected torch 2.10 or newer", _variants.INSTALL_TORCH, "torch"):
     import torch
@@ -56,7 +56,9 @@ class Embedding(torch.nn.Embedding):
         super().__init__(*args, **kwargs)
         for name, unset in (("max_norm", None), ("scale_grad_by_freq", False), ("sparse", False)):
             if getattr(self, name) != unset:
-                raise ValueError(f"{name}: expected {unset}, got {getattr(self, name)}; torch.nn.Embedding has it")
+                raise ValueError(
+                    f"{name}: expected {unset}, got {_check.shown(getattr(self, name))}; torch.nn.Embedding has it"
+                )
 
     def forward(self, input: Tensor) -> Tensor:
         result: Tensor = rk.embedding(
@@ -96,7 +98,7 @@ class RMSNorm(torch.nn.Module):
         self.round_before_weight: bool = round_before_weight
         self.weight_offset: float = weight_offset
         self.weight: torch.nn.Parameter = torch.nn.Parameter(
-            torch.full((hidden_size,), 1.0 - weight_offset, device=device, dtype=dtype)
+            torch.full((hidden_size,), 1.0 - _check.number("weight_offset", weight_offset), device=device, dtype=dtype)
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:

@@ -30,6 +30,10 @@ def test_every_operator_is_called() -> None:
     assert sorted(call_cases.OPERATORS) == sorted(call_cases.CALLS)
 
 
+def test_a_call_with_a_number_of_thousands_of_digits_is_described() -> None:
+    assert "gamma=an integer of 16610 bits" in fuzz_calls.described(fuzz_calls.Plan("gae", {"gamma": 10**5000}))
+
+
 def _writes_its_input(x: Any, *arguments: Any, **options: Any) -> Any:
     x.detach().add_(1.0)
     return x * 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -247,6 +248,51 @@ def test_a_number_beyond_the_floats_is_refused_by_its_size(operator: str) -> Non
                 else:
                     # A window of more keys than there are sees all of them.
                     assert name in ("window_size", "fill_value") or not words, (name, number)
+
+
+class Unprintable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Long(str):
+    def __repr__(self) -> str:
+        return 10**6 * "x"
+
+
+def of_parts(number: Any) -> dict[str, Callable[[], Any]]:
+    """Calls that show a value in their error, beside the operators' options."""
+    return {
+        "rollout: ": lambda: rk.enable(rollout=number, trainer=None),
+        "trainer: ": lambda: rk.enable(rollout=None, trainer=number),
+        "ops: ": lambda: rk.patch_model(torch.nn.Linear(2, 2), ops=(number,)),
+        "max_norm: ": lambda: rk.nn.Embedding(3, 2, max_norm=number),
+        "kind: ": lambda: rk.group_advantage(X[:, 0], kind=number, group_size=1),
+        "semantics: ": lambda: rk.LogprobSemantics.from_json({"logits_dtype": "float32", number: 1}),
+        "logits_dtype: ": lambda: rk.LogprobSemantics(logits_dtype=number),
+    }
+
+
+@pytest.mark.parametrize("number", [10**5000, (-(10**5000),), Unprintable(), Long("a")], ids=lambda x: type(x).__name__)
+def test_a_value_that_has_no_short_text_is_shown_by_its_size_or_type(number: Any) -> None:
+    for words, call in of_parts(number).items():
+        with pytest.raises((TypeError, ValueError)) as refused:
+            call()
+        said = str(refused.value)
+        assert said.startswith(words), said
+        assert len(said) < 500, words
+
+
+@pytest.mark.parametrize("framework", ["torch", "NumPy"])
+def test_a_wide_integer_is_the_float_of_its_value(framework: str) -> None:
+    """2^64 does not fit into the integers of torch and NumPy."""
+    arrays = (Z[None], Y[None, :2])
+    arrays = arrays if framework == "torch" else tuple(x.numpy() for x in arrays)
+    how: dict[str, Any] = {"mode": "rejection", "seed": 1, "sample_id": 0, "position": 0}
+    wide, same = (rk.verify_draft(*arrays, temperature=t, **how) for t in (2**64, 2.0**64))
+    assert [raw(x) for x in wide] == [raw(x) for x in same]
+    with pytest.raises(ValueError, match="weight_offset: expected a number below 2"):
+        rk.nn.RMSNorm(2, weight_offset=10**5000)
 
 
 @pytest.mark.parametrize("name", ["sample", "linear_sample", "sample_partial", "verify_draft"])

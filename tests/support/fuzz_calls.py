@@ -28,6 +28,7 @@ import numpy as np
 
 import rl_kernel_native as rk
 from call_cases import CALLS, Draw, Operand
+from rl_kernel_native import _check
 
 CANARY = 0xA5
 SILENCE_S = 120  # longest silence during a call, which normally takes milliseconds
@@ -218,7 +219,7 @@ def _mutate_option(d: Draw, plan: Plan, name: str) -> None:
         plan.arguments[name] = copy.copy(value)
     if not (isinstance(value, (np.int64, int)) and value in (0, 1)):  # 0 and 1 are valid for many options
         plan.hostile.add(name)
-    plan.mutated[name] = repr(value)[:40]
+    plan.mutated[name] = _check.shown(value)[:40]
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -507,7 +508,7 @@ def described(plan: Plan) -> str:
             alias = f" in {value.alias_of}{value.shift:+d}" if value.alias_of else ""
             text = f"{value.operand.dtype}{list(value.operand.values.shape)} {value.layout}{alias}"
             return text + (" with gradient" if value.gradient else "")
-        return value.what if isinstance(value, Wrong) else repr(value)[:60]
+        return value.what if isinstance(value, Wrong) else _check.shown(value)[:60]
 
     arguments = ", ".join(f"{name}={of(value)}" for name, value in plan.arguments.items() if value is not None)
     return f"{plan.operator}({arguments}) of {'NumPy' if plan.numpy else 'torch'}; changed: {plan.mutated}"

@@ -390,6 +390,13 @@ def test_an_operator_is_judged_by_itself() -> None:
             "got torch.bfloat16; give dtype='float32' to compare both in that dtype$",
         ),
         (lambda model: rk.compare(model, None, 3), "ids: expected prompts, lists of token ids, got int"),
+        *(
+            (lambda model, bad=bad: rk.compare(model, None, [[1]], **bad), f"^{next(iter(bad))}=.{{,200}}: want ")
+            for name in ("dtype", "device", "packing", "rollout_ops")
+            for bad in ({name: 10**5000}, {name: "y" * 5000}, {name: [10**5000]})
+        ),
+        (lambda model: rk.compare(model, None, [[1, 10**5000]]), "token id an integer of 16610 bits at position 1"),
+        (lambda model: rk.compare("y" * 5000, None, [[1]]), "^model_a='y*.*: File name too long$"),
         (lambda model: rk.compare(model, None, [[1, 98]]), "pad from position 1; give the prompt's own tokens without"),
         (lambda model: rk.compare(model.double(), None, [[1]], rollout_ops="rk"), "='rk': .*; give dtype='float32'"),
         (lambda model: rk.compare(model, None, [[1]], report="/dev/null/x"), "report='/dev/null/x': Not a directory"),

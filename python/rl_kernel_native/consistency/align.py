@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import _variants
+from .. import _check, _variants
 from ..integrations.vllm import versions as vllm_versions
 from .errors import BadInput
 
@@ -221,7 +221,7 @@ def request_of(model: Path, **options: Any) -> Request:
         raise BadInput(f"--model {model}: expected a directory with config.json, got none")
     vocab_size = json.loads(file.read_text()).get("vocab_size")
     if not isinstance(vocab_size, int):
-        raise BadInput(f"--model {model}: expected a vocab_size in config.json, got {vocab_size!r}")
+        raise BadInput(f"--model {model}: expected a vocab_size in config.json, got {_check.shown(vocab_size)}")
     return Request(str(model.resolve()), vocab_size, **options)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from .. import _check
 from .errors import BadInput, InputMismatch
 
 PaddingSide = Literal["none", "left", "right"]
@@ -50,8 +51,8 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, *, where: str, prompt: 
     for position, token in enumerate(ids):
         if not 0 <= token < vocab_size:
             raise InputMismatch(
-                f"{where}: token id {token} at position {position} is outside the vocabulary of {vocab_size}; give ids "
-                "of this model's tokenizer",
+                f"{where}: token id {_check.shown(token)} at position {position} is outside the vocabulary of "
+                f"{vocab_size}; give ids of this model's tokenizer",
                 prompt=prompt,
                 position=position,
             )
@@ -88,7 +89,7 @@ def check_positions(positions: Sequence[int], *, where: str, prompt: int) -> Non
     position = first_difference(positions, expected)
     if position < len(positions):
         raise InputMismatch(
-            f"{where}: position id {positions[position]} at position {position}, want {position}",
+            f"{where}: position id {_check.shown(positions[position])} at position {position}, want {position}",
             prompt=prompt,
             position=position,
         )
@@ -151,7 +152,7 @@ def check_sides(rollout: SideInputs, training: SideInputs) -> None:
 
 
 def _at(values: Sequence[int], index: int) -> str:
-    return str(values[index]) if index < len(values) else "nothing"
+    return _check.shown(values[index]) if index < len(values) else "nothing"
 
 
 def _id_mismatch(

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from .._check import shown
+
 _by_options: ContextVar[bool] = ContextVar("by_options", default=False)
 # Options of `rlk compare` whose names differ from the names of rk.compare's arguments.
 _OPTIONS = {"batch_sizes": "--batch", "model_a": "--model", "model_b": "--training-model"}
@@ -29,7 +31,7 @@ def options_spelled() -> Iterator[None]:
 def spelled(name: str, *value: Any) -> str:
     """`max_new_tokens=0` in Python, `--max-new-tokens 0` on the command line; without a value, the name alone."""
     if not _by_options.get():
-        return "=".join((name, *map(repr, value)))
+        return "=".join((name, *map(shown, value)))
     option = _OPTIONS.get(name, "--" + name.replace("_", "-"))
     return " ".join((option, *(",".join(map(str, x)) if isinstance(x, tuple) else str(x) for x in value)))
 

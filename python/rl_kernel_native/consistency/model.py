@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import _check
 from ..integrations import patch
 from ..integrations.served import is_served
 from .attention import ATTENTION_NAME
@@ -78,7 +79,7 @@ def parse_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise BadInput(f"{spelled('device', name)}: want auto, cpu, cuda or cuda:N") from error
     if device.type not in ("cpu", "cuda"):
         raise BadInput(f"{spelled('device', name)}: want auto, cpu, cuda or cuda:N")
@@ -94,9 +95,13 @@ def find_directory(name: str | Path, argument: str = "model_a") -> Path:
     Raises: BadInput for a path that is missing or is a file, and for an id that is not available.
     """
     path = Path(name)
+    try:
+        is_file = path.is_file()
+    except OSError as error:  # no file can have this name
+        raise BadInput(f"{spelled(argument, str(path))}: {error.strerror}") from error
     if path.is_dir():
         return path
-    if path.is_file():
+    if is_file:
         raise BadInput(f"{spelled(argument, str(path))}: want the model's directory, got a file; give {path.parent}")
     if not _HUB_ID.fullmatch(str(name)):
         raise BadInput(f"model directory {path} does not exist; give a directory, or a Hub id such as Qwen/Qwen3-0.6B")
@@ -160,7 +165,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: want a JSON object")
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise BadInput(f"{path}: model_type {family!r} is not supported, want one of {', '.join(FAMILIES)}")
+        raise BadInput(f"{path}: model_type {_check.shown(family)} is not supported, want one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise BadInput(f"{path}: quantised weights are not supported")
     windowed = config.get("use_sliding_window", family == "mistral")
@@ -172,7 +177,9 @@ def read_config(directory: Path) -> dict[str, Any]:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     if rope_type not in ROPE_TYPES:
-        raise BadInput(f"{path}: rope type {rope_type!r} is not supported, want one of {', '.join(ROPE_TYPES)}")
+        raise BadInput(
+            f"{path}: rope type {_check.shown(rope_type)} is not supported, want one of {', '.join(ROPE_TYPES)}"
+        )
     if not list(directory.glob("*.safetensors")):
         raise BadInput(f"{directory} holds no *.safetensors file; other weight formats are not read")
     return config

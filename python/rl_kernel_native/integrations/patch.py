@@ -215,14 +215,14 @@ def _chosen(ops: Iterable[str] | None) -> frozenset[str]:
     if ops is None:
         return frozenset(OPS)
     if isinstance(ops, str):
-        raise TypeError(f"ops: expected several names, such as ({ops!r},), got a str")
+        raise TypeError(f"ops: expected several names, such as ({_check.shown(ops)},), got a str")
     try:
         chosen = frozenset(ops)
     except TypeError:
         raise TypeError(f"ops: expected an iterable of names, or None, got {type(ops).__name__}") from None
     for name in chosen:
         if name not in OPS:
-            raise ValueError(f"ops: expected names of {', '.join(OPS)}, got {name!r}")
+            raise ValueError(f"ops: expected names of {', '.join(OPS)}, got {_check.shown(name)}")
     return chosen
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import rl_kernel_native as rk
 
+from .. import _check
 from . import vllm
 from .vllm.config import NO_RESET
 
@@ -55,7 +56,7 @@ class Enabled:
 def enable(rollout: str | None, trainer: str | None) -> Enabled:
     for name, value, known in (("rollout", rollout, ROLLOUTS), ("trainer", trainer, TRAINERS)):
         if value is not None and value not in known:
-            raise ValueError(f"{name}: expected one of {', '.join(known)} or None, got {value!r}")
+            raise ValueError(f"{name}: expected one of {', '.join(known)} or None, got {_check.shown(value)}")
     if rollout is None and trainer is None:
         raise ValueError("enable: expected a rollout, a trainer or both, got neither")
     found = Enabled(rollout, trainer)

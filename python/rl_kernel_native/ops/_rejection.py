@@ -68,7 +68,7 @@ class Rejection:
             greedy = x.full(greedy, x.np.bool_ if x.np is np else x.np.bool, (self.rows * self.steps,))
         temperature = cuts["temperature"]
         if _check.is_number(temperature):
-            temperature = x.full(temperature, x.np.float32, (self.rows * self.steps,))
+            temperature = x.full(_check.number("temperature", temperature), x.np.float32, (self.rows * self.steps,))
         self.temperature = x.cast(x.np.where(greedy, 1.0, temperature), "float32")
         self.greedy = greedy.reshape(self.rows, self.steps)
         self.valid = self.vocab if how["valid_vocab"] is None else how["valid_vocab"]

@@ -319,8 +319,9 @@ def _fill(value: Any) -> int | float:
     """Keeps an integer as it is, because float64 cannot hold all 64 bits."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not -(1 << 63) <= value < 1 << 64:
-            bits = int(value).bit_length()
-            raise ValueError(f"fill_value: expected an integer of 64 bits, or a float, got one of {bits} bits")
+            raise ValueError(
+                f"fill_value: expected an integer of 64 bits, or a float, got {_check.shown(value, 'one')}"
+            )
         return int(value)
     return _check.number("fill_value", value)
 

@@ -41,8 +41,6 @@ def seed_of(seed: Any) -> Any:
     if not _check.is_number(seed):
         return given("seed", seed)
     number = _check.integer("seed", seed)
-    if not -(1 << 63) <= number < 1 << 64:
-        raise ValueError(f"seed: expected an integer of 64 bits, got one of {number.bit_length()} bits")
     return number - (1 << 64) if number >= 1 << 63 else number
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from rl_kernel_native import _check
 from rl_kernel_native.ops.sample import MOST_LOGPROBS
 
 SAMPLE_ID = "sample_id"  # in SamplingParams.extra_args
@@ -22,12 +23,14 @@ def refusals(params: Any) -> list[str]:
         "structured_outputs": None, "thinking_token_budget": None, "logprob_token_ids": None,
     }  # fmt: skip
     found = [
-        f"{name} = {getattr(params, name)!r}"
+        f"{name} = {_check.shown(getattr(params, name))}"
         for name, value in unused.items()
         if getattr(params, name) != value and getattr(params, name)
     ]
     counts = {name: getattr(params, name) for name in ("logprobs", "prompt_logprobs")}
-    return found + [f"{name} = {n}" for name, n in counts.items() if n is not None and not 0 <= n <= MOST_LOGPROBS]
+    return found + [
+        f"{name} = {_check.shown(n)}" for name, n in counts.items() if n is not None and not 0 <= n <= MOST_LOGPROBS
+    ]
 
 
 def sample_id_of(params: Any) -> int:
@@ -36,7 +39,7 @@ def sample_id_of(params: Any) -> int:
     if type(given) is not int:
         raise TypeError(f"extra_args['{SAMPLE_ID}']: expected an int, got {type(given).__name__}")
     if given not in INT64:
-        raise ValueError(f"extra_args['{SAMPLE_ID}']: expected an integer of 64 bits, got {given}")
+        raise ValueError(f"extra_args['{SAMPLE_ID}']: expected an integer of 64 bits, got {_check.shown(given)}")
     return given
 
 
@@ -46,7 +49,9 @@ def require_served(params: Any, resumable: bool) -> None:
         raise ValueError("RLK_VLLM does not serve requests with " + "; ".join(refused))
     sample_id_of(params)
     if params.seed is not None and (params.seed not in INT64 or params.seed + params.n - 1 not in INT64):
-        raise ValueError(f"seed: expected one whose n seeds are signed integers of 64 bits, got {params.seed}")
+        raise ValueError(
+            f"seed: expected one whose n seeds are signed integers of 64 bits, got {_check.shown(params.seed)}"
+        )
 
 
 def arrived(own: Any, self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **more: Any) -> Any:
