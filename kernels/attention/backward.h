@@ -1,5 +1,5 @@
 // The backward of attention for the kernels of CUDA and HIP. The backward computes delta of each row, then dq by tiles
-// of queries, then dk and dv by tiles of keys. A chain is a sum by fma in a fixed order, and one thread computes it.
+// of queries, then dk and dv by tiles of keys. One thread computes each chain, which is a sum by fma in a fixed order.
 // The backward therefore needs no atomics and no sums across blocks, but it computes scores twice. The fp32 units bound
 // the kernels.
 #pragma once
@@ -9,8 +9,8 @@
 
 namespace rlk {
 
-// delta = the sum over d of dout * out, minus dlse, for every query and head that sees a key. Each of eight lanes
-// computes one chain of the sum.
+// delta = the sum over d of dout * out, minus dlse, for every query and head that sees a key. Eight lanes share a sum,
+// and each lane computes one of its chains.
 template <class Gpu, class T>
 RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t rows, std::int64_t block,
                                 std::int64_t blocks) {
@@ -39,11 +39,11 @@ RLK_DEVICE void attention_delta(const AttentionBackwardParams& p, std::int64_t r
   }
 }
 
-// The part of the tile that the block currently computes. The scene lies in shared memory because the sums fill the
-// registers.
+// What the threads must know about the rows that they are computing. This struct lies in shared memory because the sums
+// fill the registers.
 struct AttentionBackwardScene {
-  std::int64_t kv_head, sequence, begin, end;  // rows
-  std::int32_t first, last;                    // range of keys that the queries see, or of queries that see the keys
+  std::int64_t kv_head, sequence, begin, end;  // begin, end: range of rows
+  std::int32_t first, last;                    // range of keys (if rows are queries), or of queries (if rows are keys)
 };
 
 // The shared memory of the threads that compute a tile. For dq the rows are queries (q and dout) and the columns are
@@ -51,8 +51,8 @@ struct AttentionBackwardScene {
 template <class Tile>
 struct AttentionBackwardShared {
   float *a, *b, *stage, *weights;
-  float* total;      // dq of the earlier blocks, one slot per thread: [row of the thread][sum][thread]
-  float *u, *delta;  // one element per row, or one per column
+  float* total;      // dq over the blocks of keys so far; a thread's sums are at [row of the thread][sum][thread]
+  float *u, *delta;  // an element per row (for dq), or per column (for dk and dv)
   std::int32_t *first, *last;
   std::int64_t *a_offsets, *b_offsets;
   std::uint32_t* flags;
@@ -102,9 +102,9 @@ class AttentionBackward {
   RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
-  // Turns products of q and k into p, and products of dout and v into ds, both rounded to dtype. An element is
-  // nothing() if the row does not see the column, or if the score is -Inf. Returns whether any element of a column
-  // between the scene's first column and `end` is nothing().
+  // Turns products of q and k into probabilities p, and products of dout and v into gradients ds of scores. Both are
+  // rounded to dtype. An element becomes nothing() (-0) if the row does not see the column, or if the score is -Inf.
+  // Returns whether any element of a column between the scene's first column and `end` is nothing().
   template <Exp kExp, bool kByColumn>
   RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
                           int end) const {
@@ -132,7 +132,7 @@ class AttentionBackward {
         holes |= missing && column >= holes_first && column < holes_last;
         float ds = mul_rn(p, sub_rn(dp[r][i], s_.delta[of]));
         if (softcap) ds = mul_rn(ds, AttentionSoftcap::slope(h));
-        // -0 marks a missing element (nothing()), so + 0 turns a product of -0 into +0.
+        // nothing() is -0, so a product that is -0 becomes +0 here
         dp[r][i] = missing ? nothing() : add_rn(as_element<T>(ds), 0.0f);
         scores[r][i] = missing ? nothing() : as_element<T>(p);
       }
@@ -185,7 +185,7 @@ class AttentionBackward {
   AttentionBackwardShared<Tile> s_;
 };
 
-// Computes dq of a tile of rows. A row is a query in one of the query heads that share a key head.
+// Computes dq of a tile of rows. Each row is a query in one of the query heads that share a key head.
 template <class Gpu, class T, class Tile, class Params = AttentionBackwardParams>
 class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
   using Base = AttentionBackward<Gpu, T, Tile, Params>;
@@ -241,7 +241,7 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
       for (int i = 0; i < Tile::kSums; ++i) dq[i] = total(r, i);
       this->store(used, dq, p_.softmax_scale, p_.dq, head_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next segment overwrites what the current segment reads
+    Gpu::barrier();  // the next run() overwrites the shared memory that this run() reads
     return scene.end;
   }
 
@@ -308,10 +308,10 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) total(r, i) = add_rn(total(r, i), of_block[r][i]);
     }
-    Gpu::barrier();  // weights and offsets are written again
+    Gpu::barrier();  // the next block overwrites the weights and the offsets
   }
 
-  // dq summed over the earlier blocks of keys. The sum lies in registers or in the thread's slots of shared memory.
+  // dq over the blocks of keys so far. It lies in registers, or in the thread's elements of shared memory.
   static constexpr bool kShares = AttentionBackwardShared<Tile>::kSharesTotal;
   RLK_DEVICE float& total(int r, int i) {
     if constexpr (kShares) {
@@ -375,7 +375,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
       this->store(used, dk_[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
       this->store(used, dv_[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next segment overwrites what the current segment reads
+    Gpu::barrier();  // the next run() overwrites the shared memory that this run() reads
     return scene.end;
   }
 
@@ -384,8 +384,8 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     return ((g_.packed ? 0 : sequence * p_.k_tokens) + row) * p_.num_kv_heads + kv_head;
   }
 
-  // Computes a tile of keys of one segment of a tree. Every key has a query that sees it: the query of its own token.
-  // The loop's variables lie in shared memory because the chains need the scalar registers.
+  // Computes a tile of keys of one segment of a tree. Every key is seen by at least one query: the query of its own
+  // token. The loop's variables lie in shared memory because the sums need the scalar registers.
   RLK_DEVICE void run_segment(std::int64_t segment, std::int64_t kv_head, std::int64_t begin, std::int64_t end) {
     if (tid() == 0) *s_.scene = {kv_head, segment, begin, end, 0, 0};
     Gpu::barrier();
@@ -404,7 +404,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
           dv[r][i] = add_rn(dv[r][i], dv_[r][i]);
         }
       }
-      Gpu::barrier();  // the next segment overwrites what the current segment reads
+      Gpu::barrier();  // the next segment overwrites the shared memory that this segment reads
     }
     const AttentionBackwardScene scene = *s_.scene;
 #pragma unroll
@@ -414,7 +414,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
       this->store(true, dk[r], p_.softmax_scale, p_.dk, head_dim(), out_row(scene.sequence, scene.kv_head, row));
       this->store(true, dv[r], 1.0f, p_.dv, value_dim(), out_row(scene.sequence, scene.kv_head, row));
     }
-    Gpu::barrier();  // the next tile overwrites what the current tile reads
+    Gpu::barrier();  // the next tile overwrites the shared memory that this tile reads
   }
   // Finds the segment that the tile's keys belong to.
   RLK_DEVICE std::int64_t own_segment() const {
@@ -427,12 +427,12 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     const std::int64_t k_first = AttentionSpan(p_, own_segment()).k_first;
     const AttentionRange queries = span.queries_of(AttentionRange{scene.begin - k_first, scene.end - k_first});
     if (queries.empty()) return false;
-    Gpu::barrier();  // all threads have read `scene`
+    Gpu::barrier();  // all threads have copied the scene, which begin_rows() overwrites
     begin_rows(span, k_first, scene.kv_head, scene.begin, scene.end, queries);
     return true;
   }
 
-  // Sums dk and dv over the queries that begin_rows found.
+  // Sums dk and dv over the queries that begin_rows() stored in the scene.
   RLK_DEVICE void walk() {
     this->clear(dk_);
     this->clear(dv_);
@@ -445,7 +445,8 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     }
   }
 
-  // `k_first` is the token of key 0.
+  // Prepares the rows: tokens begin to end, where token `k_first` is key 0 of the sequence. `queries` is the range of
+  // queries that see a key of the rows.
   RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t k_first, std::int64_t kv_head, std::int64_t begin,
                              std::int64_t end, AttentionRange queries) {
     if (tid() == 0) {
@@ -502,7 +503,7 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     store_weights<Gpu, Tile>(s_.weights, ds);
     Gpu::barrier();
     this->sum(holes, q, end - block, head_dim(), dk_);
-    Gpu::barrier();  // weights and offsets are written again
+    Gpu::barrier();  // the next block overwrites the weights and the offsets
   }
 
   float dk_[kOfThread][Tile::kSums], dv_[kOfThread][Tile::kSums];

@@ -27,10 +27,10 @@ inline void check_cache_append(const CacheAppendParams& p) {
 }
 
 constexpr int kCacheAppendThreads = 128;
-constexpr int kCacheAppendUnits = 2;  // units of k and of v whose loads are in flight together
+constexpr int kCacheAppendUnits = 2;  // number of units of k (and of v) that a thread loads before it stores any
 
-// 2^lanes_log2 threads copy a token. A block copies several tokens if tokens are small. A unit is 16 bytes, or one
-// element if an address, stride or head size is not a multiple of 16 bytes.
+// 2^lanes_log2 threads copy a token. If tokens are small, a block copies several tokens. Tokens are copied in units of
+// 16 bytes. If an address, stride or head size is not a multiple of 16 bytes, a unit is one element.
 struct CacheAppendGrid {
   Divisor k_units, v_units;            // units per head
   std::uint32_t all_k = 0, all_v = 0;  // units of all heads

@@ -1,7 +1,8 @@
 // The forward of attention for the kernels of CUDA and HIP. A thread block computes one tile of rows. A row is a query
 // in one of the query heads that share a key head. The thread block reads the rows' keys one block of keys at a time.
-// For each block of keys it computes scores in registers, the reference of each row, probabilities in shared memory,
-// and sums of values in registers. The fp32 units bound the kernel.
+// For each block of keys it computes scores in registers, probabilities in shared memory, and sums of values in
+// registers. It scales a row's probabilities by 2^-m. The row's reference m is its largest scaled score so far, rounded
+// up to an integer. The fp32 units bound the kernel.
 #pragma once
 
 #include "kernels/attention/multiply.h"
@@ -11,15 +12,15 @@
 
 namespace rlk {
 
-struct AttentionForwardState {  // state of one row
+struct AttentionForwardState {  // the state of one row
   AttentionReference reference;
-  float m = -infinity(), l = 0.0f;  // maximum and sum over the earlier splits
+  float m = -infinity(), l = 0.0f;  // reference and sum of probabilities, merged over the splits so far
 };
 
-// The part of the tile that the block currently computes. The scene lies in shared memory because the sums fill the
-// registers.
+// What the threads must know about the rows that they are computing. This struct lies in shared memory because the sums
+// fill the registers.
 struct AttentionForwardScene {
-  std::int64_t kv_head, sequence, begin, end;  // rows
+  std::int64_t kv_head, sequence, begin, end;  // begin, end: range of rows
   std::int32_t first_key, last_key;
 };
 
@@ -27,7 +28,7 @@ struct AttentionForwardScene {
 template <class Tile>
 struct AttentionForwardShared {
   float *q, *stage, *weights;
-  float* total;  // O of the earlier splits, one slot per thread: [row of the thread][sum][thread]
+  float* total;  // the sums of values over the earlier splits; a thread's sums are at [row of the thread][sum][thread]
   float *largest, *m, *clamp, *chains, *factors;
   std::int32_t *first, *last;
   AttentionForwardState* states;
@@ -66,8 +67,9 @@ struct AttentionForwardShared {
   }
 };
 
-// Params is AttentionParams or AttentionPartialsParams. With AttentionPartialsParams, the class stores the state of
-// each split. With AttentionParams it merges the splits and stores the output.
+// Params is AttentionParams or AttentionPartialsParams. A split is 1,024 or more consecutive keys. With
+// AttentionPartialsParams, the class stores the sums of each split (a partial). With AttentionParams it merges the
+// splits and stores the output.
 template <class Gpu, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:
@@ -106,7 +108,7 @@ class AttentionForward {
       finish();
     }
     const std::int64_t end = s_.scene->end;
-    Gpu::barrier();  // the next segment overwrites what the current segment reads
+    Gpu::barrier();  // the next run() overwrites the shared memory that this run() reads
     return end;
   }
 
@@ -115,8 +117,9 @@ class AttentionForward {
   static constexpr bool kPartial = std::is_same_v<Params, AttentionPartialsParams>;
   static constexpr int kOfThread = Tile::kOfThread, kRows = Tile::kRows;
   static constexpr int kBlock = Tile::kBlock, kScores = Tile::kScores;
-  static_assert(kRows <= kBlock);  // the rows' offsets reuse the memory of the keys' offsets
-  // The number of chains that a thread sums. With tiles of 16 rows, only half of the threads have a chain.
+  static_assert(kRows <= kBlock);  // the offsets of the rows of q reuse the memory of the keys' offsets
+  // The number of chains that a thread sums. A chain is a sum in one accumulator: a row's probabilities are summed in
+  // kAttentionChains chains. With tiles of 16 rows, only half of the threads have a chain.
   static constexpr int kChainsOfThread = kOfThread == 4 ? 2 : 1;
   static RLK_DEVICE int tid() { return Gpu::thread(); }
   static RLK_DEVICE bool has_chains() { return tid() < kRows * kAttentionChains / kChainsOfThread; }
@@ -148,7 +151,7 @@ class AttentionForward {
     const AttentionRows<Gpu, T> rows = {in_memory(static_cast<const typename T::Storage*>(p_.q.data)), s_.k_offsets,
                                         g_.vectors};
     load_transposed<Gpu, T, kRows>(rows, head_dim(), s_.q);
-    Gpu::barrier();  // k_offsets are written again
+    Gpu::barrier();  // run_block() overwrites k_offsets
   }
 
   RLK_DEVICE float c() const { return attention_scale(p_); }
@@ -194,7 +197,7 @@ class AttentionForward {
     } else {
       accumulate<Gpu, Tile, false>(s_.weights, v, end_of(block) - block, value_dim(), s_.stage, sums_);
     }
-    Gpu::barrier();  // weights and offsets are written again
+    Gpu::barrier();  // the next block overwrites the weights and the offsets
   }
 
   // Whether a row sees column i of the block.
@@ -240,7 +243,8 @@ class AttentionForward {
     }
   }
 
-  // Turns scores into unrounded weights in shared memory. Returns whether any weight is nothing() for a key between the
+  // Turns scores into weights, which are probabilities not yet rounded, in shared memory. A weight is nothing() if the
+  // row does not see the key, or if the score is -Inf. Returns whether any weight is nothing() for a key between the
   // scene's first key and the block's last key.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
@@ -250,8 +254,8 @@ class AttentionForward {
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
       const float m = s_.m[row], q = s_.clamp[row];
-      // sees_*: range of columns with a weight. holes_*: range of columns that the products read; an unused row has
-      // none.
+      // The row has weights in columns sees_first up to sees_last. The products read columns holes_first up to
+      // holes_last, or none if the row is unused.
       const int sees_first = s_.first[row] - block, sees_last = m > -infinity() ? s_.last[row] - block : -1;
       const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
       const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
@@ -270,8 +274,8 @@ class AttentionForward {
     return holes;
   }
 
-  // Adds the unrounded weights to the chains, and rounds the weights in place. A missing weight is -0, so adding it
-  // changes no chain.
+  // Adds the unrounded weights to the chains of the rows, and then rounds the weights in place. A missing weight is -0,
+  // and adding -0 changes no sum.
   RLK_DEVICE void sum_probabilities() {
     if (!has_chains()) return;
     const int row = chain_row(), first = first_chain();
@@ -296,7 +300,7 @@ class AttentionForward {
     return add_rn(add_rn(groups[0], groups[1]), add_rn(groups[2], groups[3]));
   }
 
-  // Merges a thread's sums into the totals. s_.merges holds the factors of each row's merge.
+  // Merges a thread's sums of the current split into `total`. s_.merges holds each row's factors.
   RLK_DEVICE void merge_totals() {
     const int thread = tid();
 #pragma unroll
@@ -311,9 +315,9 @@ class AttentionForward {
     }
   }
 
-  // A sink is merged as a node with a maximum, an l, and a sum of values that is +0.
+  // A sink is merged like one more split. The sum of the sink's values is +0.
   RLK_DEVICE void merge_sinks() {
-    Gpu::barrier();  // all threads have read the merges
+    Gpu::barrier();  // merge_totals() of the last split has read the merges
     if (tid() < kRows) {
       State& state = s_.states[tid()];
       const std::int64_t head = s_.scene->kv_head * g_.group + (s_.scene->begin + tid()) % g_.group;
@@ -323,7 +327,7 @@ class AttentionForward {
     merge_totals();
   }
 
-  // Ends the split that contains the key with index `keys` - 1.
+  // Finishes the split that contains the key with index `keys` - 1.
   RLK_DEVICE void end_split(int keys) {
     if (has_chains()) {
 #pragma unroll
@@ -385,7 +389,7 @@ class AttentionForward {
 #pragma unroll
       for (float& sum : sums_[r]) sum = 0.0f;
     }
-    Gpu::barrier();  // m and factors are written again
+    Gpu::barrier();  // the next split overwrites m and factors
   }
 
   // Offset of a row in out or lse.
@@ -426,7 +430,8 @@ class AttentionForward {
     }
   }
 
-  // Rows that see no key get zeros. In a call for partials, attention_partial_blank writes their partials.
+  // Rows that see no key get zeros. In a call for partials, the function attention_partial_blank() writes the partials
+  // of these rows.
   RLK_DEVICE void write_unseen(const AttentionPlace& place, std::int64_t begin, std::int64_t end) const {
     if constexpr (!kPartial) write_zeros(place, begin, end);
   }
@@ -443,7 +448,7 @@ class AttentionForward {
   const AttentionGrid& g_;
   AttentionForwardShared<Tile> s_;
   float chains_[kChainsOfThread];
-  float sums_[kOfThread][Tile::kSums];  // O of the current split
+  float sums_[kOfThread][Tile::kSums];  // sums of values over the current split
 };
 
 }  // namespace rlk

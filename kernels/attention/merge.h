@@ -1,5 +1,5 @@
-// Merges attention's partials, or normalised parts of attention, on CUDA and HIP. A thread merges eight columns of a
-// row and head over the splits, in ascending order of the split. Memory bandwidth bounds the merge.
+// Merges attention's partials (partials.h), or normalised parts of attention, on CUDA and HIP. A thread merges eight
+// columns of a row and head over the splits, in ascending order of the split. Memory bandwidth bounds the merge.
 #pragma once
 
 #include "kernels/attention/partials.h"
@@ -7,7 +7,7 @@
 
 namespace rlk {
 
-// m, l and eight columns of O of a row, merged over the splits so far.
+// A row's reference m, its sum of probabilities l and eight of its sums of values, merged over the splits so far.
 template <class Gpu, class T>
 class AttentionMergeRow {
  public:

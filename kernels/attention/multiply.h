@@ -14,12 +14,13 @@ namespace rlk {
 
 constexpr int kAttentionThreads = 256;
 constexpr int kAttentionLines = 16;  // threads that share a row
-constexpr int kAttentionVec8 = 8;    // columns that one load fetches together
+constexpr int kAttentionVec8 = 8;    // columns that one load reads
 
-// The offset of a row that has no memory and is read as zeros. A row with the offset kNoPage is read as NaN.
+// Offsets that stand for no memory. A row with the offset kZeroRow is read as zeros, and a row with the offset kNoPage
+// is read as NaN.
 constexpr std::int64_t kZeroRow = kNoPage + 1;
 
-// Marks a missing element of a chain by the bits of -0, which no probability has. Adding -0 to a sum changes no bit.
+// Marks a missing element of a sum by the bits of -0, which no probability has. Adding -0 to a sum changes no bit.
 RLK_HD float nothing() { return float_of(static_cast<std::int32_t>(0x80000000u)); }
 RLK_HD bool is_absent(float weight) { return bits_of(weight) == static_cast<std::int32_t>(0x80000000u); }
 
@@ -29,9 +30,9 @@ template <int kOfThread_, int kColumns_, int kDepth_>
 struct AttentionTile {
   static constexpr int kOfThread = kOfThread_, kColumns = kColumns_, kDepth = kDepth_;
   static constexpr int kRows = kAttentionLines * kOfThread;
-  static constexpr int kSums = kColumns / kAttentionLines;  // per row and thread: columns 64j + 4 line ... + 3
+  static constexpr int kSums = kColumns / kAttentionLines;  // sums per row and thread, of columns 64j + 4 line ... + 3
   static constexpr int kBlock = attention_block(kColumns);
-  static constexpr int kScores = kBlock / kAttentionLines;  // per row and thread
+  static constexpr int kScores = kBlock / kAttentionLines;  // scores per row and thread
   static_assert(kColumns % 64 == 0 && kBlock % 64 == 0);
 
   // The weights are laid out as [kBlock columns][kRows], so that a thread reads its rows together. To avoid bank
@@ -46,7 +47,7 @@ struct AttentionTile {
       return column * kWeightStride + row;
     }
   }
-  // The column of a thread's score i.
+  // The column of score `i` of a thread.
   static RLK_DEVICE int score_column(int line, int i) { return i / 4 * 64 + line * 4 + i % 4; }
 
   static constexpr int kStageFloats = kDepth * (kColumns > kBlock ? kColumns : kBlock);
@@ -55,8 +56,8 @@ struct AttentionTile {
 // The rows of an operand in global memory.
 template <class Gpu, class T>
 struct AttentionRows {
-  const typename T::Storage* data;  // the head's rows
-  const std::int64_t* offsets;      // in shared memory: element offsets, kZeroRow or kNoPage
+  const typename T::Storage* data;  // the rows of one head
+  const std::int64_t* offsets;      // offsets of the rows in elements, or kZeroRow or kNoPage; in shared memory
   bool vectors;
 
   RLK_DEVICE typename Gpu::template Vec8<T> vec8(int row, int column) const {
@@ -66,7 +67,8 @@ struct AttentionRows {
   }
 };
 
-// Copies kRows rows to to[column][row]. The rows' offsets lie in shared memory.
+// Copies kRows rows to shared memory: column `column` of row `row` goes to to[column * kRows + row]. The rows' offsets
+// lie in shared memory.
 template <class Gpu, class T, int kRows>
 RLK_DEVICE void load_transposed(const AttentionRows<Gpu, T>& rows, int columns, float* to) {
   for (int i = Gpu::thread(); i < kRows * columns / kAttentionVec8; i += kAttentionThreads) {
@@ -78,8 +80,8 @@ RLK_DEVICE void load_transposed(const AttentionRows<Gpu, T>& rows, int columns, 
   }
 }
 
-// Computes scores[r][i], the chain of a[d][row r] * b[column i][d] over ascending d. The call begins with a barrier and
-// may still read `stage` when it returns, so a caller needs a barrier before it writes `stage`.
+// Computes scores[r][i], the sum of a[d][row r] * b[column i][d] by fma over ascending d. The call begins with a
+// barrier. When it returns, other threads may still read `stage`, so a caller needs a barrier before it writes `stage`.
 template <class Gpu, class Tile, class T>
 RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim, float* stage,
                          float (&scores)[Tile::kOfThread][Tile::kScores]) {
@@ -93,8 +95,8 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim
   constexpr int kAtOnce = kAttentionThreads / kBlock * kAttentionVec8, kVec8s = (kDepth + kAtOnce - 1) / kAtOnce;
   static_assert(kDepth % kAtOnce == 0 || kVec8s == 1);
   const int thread = Gpu::thread(), row = thread % kBlock;
-  const int first = thread / kBlock * kAttentionVec8;  // first column; the thread's other columns follow at steps of
-                                                       // kAtOnce
+  // first column of the thread; its other columns follow at steps of kAtOnce
+  const int first = thread / kBlock * kAttentionVec8;
   const bool loads = kDepth >= kAtOnce || first < kDepth;
   a += thread / kAttentionLines * Tile::kOfThread;
   const float* mine = stage + thread % kAttentionLines * 4;
@@ -142,8 +144,8 @@ RLK_DEVICE void multiply(const float* a, const AttentionRows<Gpu, T>& b, int dim
   }
 }
 
-// Adds weights * x to each chain sums[r], over ascending columns of the weights. x has `count` rows of `dim` columns.
-// With kHoles a weight may be nothing(), and its product is then left out.
+// Adds the products of weights and x to the sums, by fma in ascending order of the weights' columns. x has `count` rows
+// of `dim` columns. kHoles: a weight may be nothing(), and the product with such a weight is left out.
 template <class Gpu, class Tile, bool kHoles, class T>
 RLK_DEVICE void accumulate(const float* weights, const AttentionRows<Gpu, T>& x, int count, int dim, float* stage,
                            float (&sums)[Tile::kOfThread][Tile::kSums]) {
@@ -204,8 +206,8 @@ RLK_DEVICE float as_element(float x) {
   return T::load(T::store(x));
 }
 
-// Stores a thread's scores as weights. All columns of a thread have the same permutation of chunks, so their addresses
-// differ by constants.
+// Stores a thread's scores as weights. AttentionTile::weight() permutes all columns of a thread alike, so their
+// addresses differ by constants.
 template <class Gpu, class Tile>
 RLK_DEVICE void store_weights(float* weights, const float (&scores)[Tile::kOfThread][Tile::kScores]) {
   const int thread = Gpu::thread();

@@ -1,5 +1,6 @@
-// Partials of attention, for every backend. A partial is the state of a row after one split of the keys. This file also
-// tells where partials are stored.
+// Partials of attention, for every backend. A split is 1,024 or more consecutive keys. A partial is what a row computes
+// over one split: the reference m (row.h), the sum of probabilities l, and the sums of values. This file also tells
+// where partials are stored.
 #pragma once
 
 #include "kernels/attention/row.h"
@@ -8,17 +9,17 @@
 
 namespace rlk {
 
-// m and l of a row in a split that holds a key the row sees.
+// m and l of a row's partial. The split holds at least one key that the row sees.
 struct AttentionPartial {
   float m, l;
 
-  // The arguments are m and l after the last of the split's keys.
+  // The arguments are m and l after the split's last key.
   RLK_HD AttentionPartial(float m_of_split, float l_of_split)
       : m(is_nan(m_of_split) ? canonical_nan() : m_of_split),
         l(m > -infinity() ? l_of_split
           : is_nan(m)     ? 0.0f
                           : 1.0f) {}
-  // O of a column, from its sum over the split.
+  // Returns the sum of values that a partial stores for a column, given the sum over the split.
   RLK_HD float sum(float of_split) const {
     if (!(m > -infinity())) return 0.0f;
     return is_nan(of_split) ? canonical_nan() : add_rn(of_split, 0.0f);

@@ -1,4 +1,6 @@
-// For every backend: the reference that scales a row's probabilities, and the steps from a row's sums to its output.
+// Formulas of attention for one row, for every backend. A row's probabilities are scaled by 2^-m. The reference m is
+// the largest scaled score so far, rounded up to an integer. The file has the reference, the merge of splits, and the
+// steps from a row's sums to its output.
 #pragma once
 
 #include "rlk/math/softmax_stats.h"
@@ -8,7 +10,7 @@
 namespace rlk {
 
 RLK_HD float attention_scale(float softmax_scale) { return mul_rn(kLog2e, softmax_scale); }
-// c, the factor of the exponents in the contract of ops/attention.h.
+// The number c, by which scores are multiplied before exp2, in the contract of ops/attention.h.
 RLK_HD float attention_scale(const AttentionInput& p) {
   return p.softcap > 0.0f ? kLog2e : attention_scale(p.softmax_scale);
 }
@@ -21,29 +23,32 @@ struct AttentionSoftcap {
   RLK_HD explicit AttentionSoftcap(const AttentionInput& p)
       : cap(p.softcap), inner(p.softcap > 0.0f ? div_rn(p.softmax_scale, p.softcap) : 0.0f) {}
   RLK_HD explicit operator bool() const { return cap > 0.0f; }
-  // h of a product of q and k, the score of h, and the factor of ds (the softcap's derivative).
+  // h(product) is the tanh for a product of q and k. score(h) is the score. slope(h) is the softcap's derivative, a
+  // factor of the gradient ds.
   RLK_HD float h(float product) const { return tanh(mul_rn(product, inner)); }
   RLK_HD float score(float h) const { return mul_rn(cap, h); }
   static RLK_HD float slope(float h) { return fma_rn(-h, h, 1.0f); }
 };
 
-// f(a - b) of the contract for two references a <= b. The result is 2^(a - b), or 0 if 2^(a - b) is below 2^-126.
+// The factor from the scale of reference a to the scale of reference b, where a <= b are integers. The result is
+// 2^(a - b), or 0 if 2^(a - b) is below 2^-126.
 RLK_HD float attention_factor(float a, float b) {
   const float e = sub_rn(a, b);
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// The reference of a row over the blocks of a split so far. While no block has contributed, m is -Inf. If a score was
-// NaN, or if the reference reaches the contract's limit of 2^21, m is NaN.
+// The reference of a row over the blocks of a split so far. m is -Inf as long as every score is too low to contribute.
+// m is NaN after a NaN score, or if the reference reaches the contract's limit of 2^21.
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();
-  float q = 0.0f;  // lower clamp of scores, for the portable exponential
+  float q = 0.0f;  // lower bound to which the portable exponential clamps scores
 
   RLK_HD bool contributes() const { return m > -infinity(); }
 
-  // Updates the reference by a block's largest score, which is NaN if any score is NaN. Returns the factor that the
-  // sums so far must be multiplied by. kClamps also computes q, which only the portable exponential needs.
+  // Updates the reference by a block's largest score, which is NaN if any score is NaN. Returns the factor for the sums
+  // so far, which have the scale of the old reference. kClamps: also computes q, which only the portable exponential
+  // needs.
   template <bool kClamps = true>
   RLK_HD float raise(float c, float block_largest) {
     if (!(block_largest > largest) && !is_nan(block_largest)) return 1.0f;
@@ -62,8 +67,9 @@ struct AttentionReference {
   }
 };
 
-// Merges sums of the earlier splits, whose reference is `before`, with sums of the next split, whose reference is
-// `m_of_split`. If one operand contributed nothing, the result is the other operand, unchanged.
+// Merges the sums of earlier splits, which have the reference `before`, with the sums of the next split, which have the
+// reference `m_of_split`. If one side contributed nothing (its reference is -Inf), the result is the other side,
+// unchanged.
 struct AttentionMerge {
   float m;
   float factor, factor_of_split;
@@ -94,7 +100,7 @@ struct AttentionMerge {
 
 // `sees` tells whether the row sees any key.
 RLK_HD bool attention_fails(float m, bool sees) { return sees && !(m > -infinity()); }
-// `inverse` is fl(1 / l). A row needs one division for it.
+// `inverse` is fl(1 / l), where l is the row's sum of probabilities. All columns of a row share this division.
 RLK_HD float attention_output(float sum, float inverse) { return add_rn(mul_rn(sum, inverse), 0.0f); }
 RLK_HD float attention_lse(float m, float l) { return mul_rn(kLn2, add_rn(m, log2(l))); }
 

@@ -1,5 +1,6 @@
-// The sink of a query head, for every backend. The forward merges the sink into a row like one more split. The backward
-// sums the sink's gradient over the rows of q. Gpu supplies the hardware's exponential, thread indices and barriers.
+// The sink of a query head, for every backend. A sink is one more logit in the softmax of each row of the head, without
+// a value. The forward merges the sink into a row like one more split. The backward sums the sink's gradient over the
+// rows of q. Gpu supplies the hardware's exponential, thread indices and barriers.
 #pragma once
 
 #include "kernels/attention/row.h"
@@ -13,16 +14,17 @@ template <class Gpu>
 RLK_DEVICE float attention_probability(float t, Exp exp) {
   const float p = Gpu::kHasHardwareExp && exp == Exp::kHardware
                       ? Gpu::ex2(t)
-                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // keeps a NaN
+                      : PortableProbability::of(t > 127.0f ? 127.0f : t);  // a NaN stays a NaN
   return is_nan(t) ? canonical_nan() : p;
 }
 
-// A sink as a node whose O is 0. m is -Inf if the sink contributes nothing, and NaN if the sink makes its rows NaN.
+// A sink in the form of a split: the reference m (row.h), the sum of probabilities l, and sums of values that are 0. m
+// is -Inf if the sink contributes nothing, and NaN if the sink makes its rows NaN.
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 
-  // Merges the sink into a row's l and m, after the row's last split. The caller then computes merge(sum, 0) for each
-  // of the row's sums with the returned merge.
+  // Merges the sink into a row's l and m, after the row's last split. The caller must also merge 0 into each of the
+  // row's sums, by the merge that this function returns.
   RLK_HD AttentionMerge into(float* row_m, float* row_l) const {
     const AttentionMerge merge(*row_m, m);
     *row_l = merge(*row_l, l);
@@ -30,7 +32,7 @@ struct AttentionSink {
     return merge;
   }
 };
-// Makes a node from a natural logarithm. The logarithm is a sink, or the lse of a part.
+// Turns a natural logarithm into the form of a split. The logarithm is a sink, or the lse of a normalised part.
 template <class Gpu>
 RLK_DEVICE AttentionSink attention_node(float logarithm, Exp exp) {
   const float u = mul_rn(kLog2e, logarithm);
@@ -53,8 +55,8 @@ RLK_DEVICE AttentionSink attention_sink(const AttentionInput& p, std::int64_t he
 
 // A query by its index in q, counted over all sequences.
 struct AttentionQuery {
-  std::int64_t sequence, token;  // token: index in packed q, or in its sequence
-  AttentionRange sees = {0, 0};  // keys that the query sees; none if the query is not in use
+  std::int64_t sequence, token;  // token: index among all tokens of q if it is packed, else in the sequence
+  AttentionRange sees = {0, 0};  // range of keys that the query sees; empty if the query is unused
 
   template <class Params>
   RLK_HD AttentionQuery(const Params& p, std::int64_t place) {
@@ -75,7 +77,7 @@ struct AttentionQuery {
 
 constexpr int kSinkGroupRows = 64, kSinkGroups = 128;  // rows per group; groups per block of 8192 rows
 
-// Sums p * delta in one chain over a group of rows of q. `delta` has the layout of lse.
+// Sums p * delta in ascending order over a group of rows of q. The array `delta` has the layout of lse.
 template <class Gpu>
 RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                       std::int64_t head, std::int64_t group) {
@@ -92,8 +94,8 @@ RLK_DEVICE float attention_sink_group(const AttentionBackwardParams& p, const fl
   return sum;
 }
 
-// A block of threads computes dsinks of a head. `sums` has kSinkGroups floats that the block shares. The block may be a
-// single thread.
+// A block of threads computes dsinks of a head. `sums` is an array of kSinkGroups floats that all threads share. The
+// block may be a single thread.
 template <class Gpu>
 RLK_DEVICE void attention_sink_gradient(const AttentionBackwardParams& p, const float* delta, std::int64_t rows,
                                         std::int64_t head, float* sums) {

@@ -1,5 +1,5 @@
-// For every backend: where the queries and keys of a sequence lie, and which query sees which key. The call's lists
-// give the places, clamped to the call's arrays.
+// For every backend: where the queries and keys of a sequence lie, and which query sees which key. The places come from
+// arrays of the call, such as cu_seqlens, and are clamped to the call's arrays.
 #pragma once
 
 #include <type_traits>
@@ -9,11 +9,11 @@
 
 namespace rlk {
 
-// Whether params of this type may describe any kind of call. Code of the host uses these types.
+// Whether params of type Params may describe any kind of call. Code of the host uses such types.
 template <class Params>
 constexpr bool kMayBeAny =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionInput>>;
-// Whether sequences may share pages. A backward call shares no pages, and a call with a tree has no pages.
+// Whether the sequences of a call may share pages. The sequences of a backward call and of a call with a tree do not.
 template <class Params>
 constexpr bool kMayShare =
     kMayBeAny<Params> || std::is_same_v<Params, AttentionParams> || std::is_same_v<Params, AttentionPartialsParams>;
@@ -22,15 +22,17 @@ constexpr bool kMayShare =
 template <class Params>
 constexpr bool kMayBePartial = kMayBeAny<Params> || std::is_same_v<Params, AttentionPartialsParams>;
 
-// The queries and keys of sequence b. Query i is token q_first + i of the sequence's q. Key j is token k_first + j of
-// its k. In a tree, keys of ancestors lie elsewhere.
+// The queries and keys of sequence b. Query i is token q_first + i of the array q. Key j is token k_first + j of the
+// array k. In a tree, the keys of ancestors lie elsewhere.
 struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
-  std::int64_t window;                               // in keys; larger than num_keys if there is no window
-  std::int64_t group = 0, prefix = 0;                // index of the group that shares a prefix; keys in that prefix
-  std::int64_t first_key = 0, last_key = INT64_MAX;  // keys of the splits of a partial call, clamped to the arrays
+  std::int64_t window;  // most keys that a query sees; larger than num_keys if there is no window
+  // group: index of the group of sequences that share a prefix; prefix: number of keys in the prefix
+  std::int64_t group = 0, prefix = 0;
+  // range of keys in the splits that a call for partials computes, clamped to the arrays
+  std::int64_t first_key = 0, last_key = INT64_MAX;
   bool causal;
 
   template <class Params>
@@ -73,18 +75,19 @@ struct AttentionSpan {
   RLK_HD AttentionRange keys_of(std::int64_t i) const {
     if (!causal) return {0, num_keys};
     const std::int64_t n = position(i), first = n - window + 1;
-    return {first > 0 ? first : 0, n + 1};  // n < num_keys
+    return {first > 0 ? first : 0, n + 1};  // n + 1 <= num_keys
   }
   RLK_HD AttentionRange queries_of(std::int64_t j) const {
     if (!causal) return {0, num_queries};
     const std::int64_t at = j - position(0);
     return {at > 0 ? at : 0, at + window < num_queries ? at + window : num_queries};
   }
-  // The part of `keys` that lies in the splits of a call of attention_partials.
+  // The part of the range `keys` that lies in the splits that the call computes.
   RLK_HD AttentionRange here(AttentionRange keys) const {
     return {keys.first > first_key ? keys.first : first_key, keys.last < last_key ? keys.last : last_key};
   }
-  // keys_of: all keys that some query of a range sees. queries_of: all queries that see some key of a range.
+  // keys_of(queries) returns all keys that any of the queries sees. queries_of(keys) returns all queries that see any
+  // of the keys.
   RLK_HD AttentionRange keys_of(AttentionRange queries) const {
     const AttentionRange a = keys_of(queries.first), b = keys_of(queries.last - 1);
     return {a.first, b.last};

@@ -20,7 +20,7 @@ inline bool attention_at_16_bytes(const AttentionInput& p) {
 // The tiles of a launch. A row is a key, or a query in one of the query heads that share a key head. The heads of a
 // query are neighbouring rows.
 struct AttentionGrid {
-  std::int64_t rows;   // rows per sequence; packed: over all sequences
+  std::int64_t rows;   // rows per sequence; for packed arrays, rows of all sequences
   std::int64_t tiles;  // tiles that cover the rows
   std::int32_t group;  // rows per token
   bool packed;

@@ -9,22 +9,23 @@
 
 namespace rlk {
 
-// Params of a call whose sequences are segments of trees. Calls with trees have separate kernels, because the other
-// kernels have no registers left for paths. On a host, the type may also describe a call without trees: its `parents`
-// and `paths` are null.
+// Params of a call whose sequences are segments of trees. These calls have separate kernels, because the other kernels
+// have no registers left for paths. On a host, the type may also describe a call without trees. In such a call,
+// `parents` and `paths` are null.
 template <class Params>
 struct AttentionTree : Params {
-  const std::uint32_t* paths = nullptr;  // attention_path_words(num_sequences)
+  const std::uint32_t* paths = nullptr;  // the table of ancestors: attention_path_words(num_sequences) words
 };
 
-// Whether code for these params handles trees.
+// Whether code with these params handles trees.
 template <class Params>
 constexpr bool kMayBranch = false;
 template <class Params>
 constexpr bool kMayBranch<AttentionTree<Params>> = true;
 
-// The table's rows; each has one word per segment. Row kDepths holds the segments' depths, and the next row is scratch
-// for sums. Rows from kAncestors on hold the ancestors at distances 1, 2, 4 and so on, up to the longest possible path.
+// The table consists of rows with one word per segment. Row kDepths holds the segments' depths, and the next row is
+// scratch memory for sums. Rows from kAncestors on hold the ancestors at distances 1, 2, 4 and so on, up to the longest
+// possible path.
 constexpr int kDepths = 0, kAncestors = 2;
 constexpr std::uint32_t kNoSegment = ~std::uint32_t{0};
 RLK_HD constexpr int attention_path_levels(std::int64_t segments) {
