@@ -1,4 +1,5 @@
-"""The command. It needs torch. If rich is installed, rich draws the table; --plot needs matplotlib."""
+"""The command ``python -m rl_kernel_native.bench``. It needs torch. If the package rich is installed, rich draws the
+table; --plot needs matplotlib."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ def _seconds(text: str) -> float:
 
 
 def _device(torch: Any, name: str) -> str:
-    """The device to measure on; auto is the GPU if torch and this build can use one, else the CPU. A ValueError says
-    why a named device cannot be used."""
+    """Returns the device to measure on. The name auto means the GPU if torch and this build can use one, else the CPU.
+    A ValueError says why a named device cannot be used."""
     if name == "auto":
         return "cuda" if _native.architectures("sm_") and torch.cuda.is_available() else "cpu"
     try:
@@ -53,7 +54,7 @@ def _device(torch: Any, name: str) -> str:
 
 
 def _parser_of(operators: Any, name: str, bench: Bench) -> argparse.ArgumentParser:
-    """The command of one operator."""
+    """Adds the subcommand of one operator."""
     parser: argparse.ArgumentParser = operators.add_parser(name, help=bench.about)
     unit, (on_cpu, on_gpu) = f"{bench.rows_are}; " if bench.rows_are else "", bench.rows
     parser.add_argument("--rows", type=_count, help=f"{unit}default {on_gpu} on a GPU, {on_cpu} on the CPU")
@@ -70,7 +71,7 @@ def _parser_of(operators: Any, name: str, bench: Bench) -> argparse.ArgumentPars
 
 
 def make_parser(program: str) -> argparse.ArgumentParser:
-    """The command line, with one command per operator."""
+    """Returns the parser of the command line, with one subcommand per operator."""
     parser = argparse.ArgumentParser(prog=program, description="An operator against its peers, in one process.")
     operators = parser.add_subparsers(dest="operator", required=True)
     commands = [_parser_of(operators, name, bench) for name, bench in BENCHES.items()]
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, program: str = "python -m rl_ke
     options.command = shlex.join(["python", "-m", "rl_kernel_native.bench", *given])
     if (
         options.operator != "model" and options.plot and importlib.util.find_spec("matplotlib") is None
-    ):  # refuse before minutes of measuring
+    ):  # this error is raised early, before minutes of measuring
         parser.error(f"--plot: matplotlib is not installed; {_variants.how_to_install('bench')}")
     try:
         import torch

@@ -22,8 +22,9 @@ MASKED_SHARE = 0.1
 
 
 class Operands(NamedTuple):
-    """The arguments in one buffer. group_advantage reads only the first column of ``rewards``. scatter_rewards takes
-    this column as its rewards, and ``values`` and ``rewards`` as log-probabilities."""
+    """The arguments of one call (a buffer). ``group_advantage`` reads only the first column of ``rewards``.
+    ``scatter_rewards`` also takes its rewards from this column. It takes ``values`` as the log-probabilities of the
+    policy and ``rewards`` as those of the reference."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor
@@ -36,7 +37,7 @@ Function = Callable[[Operands], Tensor]
 
 
 def loop_over_time(o: Operands) -> Tensor:
-    """gae as frameworks write it: tokens whose mask is 0 pass on the sums unchanged."""
+    """GAE as frameworks write it. A token whose mask is 0 passes on the next value and the advantage unchanged."""
     following = last = torch.zeros_like(o.rewards[:, 0])
     found = []
     for t in reversed(range(o.rewards.shape[1])):
@@ -61,21 +62,21 @@ def groups(o: Operands) -> Tensor:
 
 
 def scattered(o: Operands) -> Tensor:
-    """scatter_rewards as frameworks write it: each token gets minus its KL, and the last token that counts gets the
-    reward."""
+    """``scatter_rewards`` as frameworks write it. Each token gets ``-KL_COEF`` times its KL, and the last token that
+    counts also gets the reward."""
     last = o.mask.shape[1] - 1 - o.mask.long().fliplr().argmax(dim=1, keepdim=True)
     kl = (o.values - o.rewards) * o.mask
     return (-KL_COEF * kl).scatter_add(1, last, o.rewards[:, :1])
 
 
 def _tokens(o: Operands) -> tuple[Tensor, ...]:
-    """rewards, logprob, sum_p_sq, mask."""
+    """Returns rewards, logprob, sum_p_sq, mask."""
     return o.rewards, o.logprob, o.sum_p_sq, o.mask
 
 
 def position_baselines(o: Operands) -> Tensor:
-    """verl's optimal token baseline for all groups at once. As in verl, the tail of the longest sequence has no
-    baseline."""
+    """verl's optimal token baseline for all groups at once. As in verl, tokens of the longest sequence beyond the
+    length of the second longest have no baseline."""
     m = o.mask.to(o.rewards.dtype)
     to_go = (o.rewards * m).flip(-1).cumsum(-1).flip(-1)
     w = ((1 - 2 * o.logprob.exp() + o.sum_p_sq) * m).cumsum(-1) * m
@@ -108,9 +109,9 @@ _WRITTEN_OUT: dict[str, Function] = {
 
 
 def peers(operator: str, use_compile: bool) -> list[tuple[str, Function]]:
-    """The peers, this library first."""
+    """Returns the peers, with this library as the first."""
     found = [("rk", _OURS[operator]), ("torch written out", _WRITTEN_OUT[operator])]
-    if use_compile and operator != "gae":  # compiling a loop over thousands of steps would take hours
+    if use_compile and operator != "gae":  # torch would take hours to compile a loop of thousands of steps
         found.append(("torch.compile", torch.compile(_WRITTEN_OUT[operator], dynamic=False)))
     return found
 
@@ -135,8 +136,8 @@ def _call(function: Function, rotated: list[Operands]) -> Call:
 
 
 def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
-    """Bytes of inputs and outputs: one byte per token of a mask, four bytes per token of another array. masked_whiten
-    reads its inputs three times."""
+    """Returns the bytes that a call reads and writes: one byte per token of a mask, four bytes per token of any other
+    array. ``masked_whiten`` reads its inputs three times."""
     if operator == "group_advantage":
         return 8 * sequences
     bytes_of_token = {
@@ -148,7 +149,7 @@ def bytes_moved(operator: str, sequences: int, tokens: int) -> int:
 def run(
     operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[sequences, tokens]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     rotated = buffers(sequences, tokens, device)
@@ -171,5 +172,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

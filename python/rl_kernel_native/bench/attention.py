@@ -1,4 +1,4 @@
-"""Attention: the peers and the passes that are timed."""
+"""Bench of attention: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PRODUCTS = dict(zip(PASSES, (2, 7), strict=True))  # products of [tokens, tokens
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments: one causal sequence."""
+    """The arguments of one call (a buffer): one causal sequence. Calls rotate over many buffers."""
 
     q: Tensor  # [1, tokens, num_q_heads, head_dim]
     k: Tensor  # [1, tokens, num_kv_heads, head_dim]
@@ -31,7 +31,7 @@ class Operands(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """``attend(q, k, v)``."""
+    """An implementation; ``attend(q, k, v)`` returns the output of attention."""
 
     name: str
     attend: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -39,7 +39,8 @@ class Peer(NamedTuple):
 
 
 def _partials(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Computes all splits and merges them, on one rank: the work of all ranks together."""
+    """Computes all splits (ranges of the keys) and merges them on one rank. In a real run, several ranks share this
+    work."""
     return rk.attention_merge(rk.attention(q, k, v, return_partials=True), out_dtype=q.dtype)
 
 
@@ -50,7 +51,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [Peer("rk", rk.attention), Peer("torch SDPA", _sdpa), Peer("rk, partials merged", _partials, False)]
     if device.type == "cuda":
         found.insert(1, Peer("rk, portable", lambda q, k, v: rk.attention(q, k, v, exp="portable")))
@@ -59,7 +60,7 @@ def peers(device: torch.device) -> tuple[list[Peer], list[str]]:
 
 
 def of_pass(candidates: list[Peer], which: str) -> list[Peer]:
-    """The peers that have the pass."""
+    """Returns the peers that implement the pass."""
     return [peer for peer in candidates if peer.differentiable or which == "forward"]
 
 
@@ -83,7 +84,7 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.attend(*buffers[i % n][:3])
@@ -97,7 +98,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error against float64 in the last tokens of a forward, relative to the largest magnitude."""
+    """Returns the worst error against float64 in the last tokens of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     result: Any = call(0)
@@ -116,7 +117,7 @@ def run(
     *,
     seconds: float = 2.0,
 ) -> dict[str, Any]:
-    """Times every peer on one causal sequence; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on one causal sequence, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
@@ -128,7 +129,7 @@ def run(
             which,
             [Candidate(name, call, partial(_error, call, which, buffers[0])) for name, call in calls],
             (2 if which == "forward" else 4) * tokens * sum(heads) * head_dim * dtype.itemsize,
-            PRODUCTS[which] * tokens * tokens * heads[0] * head_dim,  # 2 operations per pair, half of the pairs
+            PRODUCTS[which] * tokens * tokens * heads[0] * head_dim,  # 2 operations per query-key pair; half are masked
         )
     return comparison.report(
         "attention", f"[{tokens}, {heads[0]} + {heads[1]}, {head_dim}]", dtype_name, len(buffers),
@@ -137,6 +138,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     heads = (o.sizes["q_heads"], o.sizes["kv_heads"])
     return run(o.rows, heads, o.sizes["head_dim"], o.dtype, o.device, seconds=o.seconds)

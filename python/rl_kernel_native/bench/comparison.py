@@ -1,5 +1,5 @@
-"""The shared parts of the operators' benches: the number of buffers that exceeds caches, the peers that can run here,
-and the rows of results."""
+"""The shared parts of the operators' benches: the number of buffers that together exceed the caches, the peers
+(compared implementations) that can run here, and the rows of results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def count_of_buffers(bytes_each: int, device: torch.device, most: int) -> int:
 
 
 def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> tuple[list[T], list[str]]:
-    """The peers from CUDA packages that can run here, and a reason for every package that cannot."""
+    """Returns the peers from CUDA packages that can run here, and for every other package the reason why it cannot."""
     found: list[T] = []
     absent: list[str] = []
     for name, make in makers.items():
@@ -47,14 +47,14 @@ def cuda_peers(device: torch.device, makers: Mapping[str, Callable[[], T]]) -> t
         else:
             try:
                 found.append(make())
-            except Exception as error:  # the peer itself fails, for example for lack of a compiler
+            except Exception as error:  # the peer's package itself fails, for example because it finds no compiler
                 absent.append(f"{name}: {type(error).__name__}: {error}")
     return found, absent
 
 
 class Candidate(NamedTuple):
-    """A peer in one pass. ``error()`` is the error of the peer's results against float64, or None if the error is not
-    measured."""
+    """A peer in one pass. ``error()`` returns the error of the peer's results against float64, or None if this error is
+    not measured."""
 
     peer: str
     call: Call
@@ -62,7 +62,7 @@ class Candidate(NamedTuple):
 
 
 class Comparison:
-    """One run: rows of results, pass by pass, and a sentence for each peer that had to be left out."""
+    """The results of one run: its rows, pass by pass, and a sentence for each peer that could not run."""
 
     def __init__(self, device: torch.device, seconds: float) -> None:
         self.device, self.seconds = device, seconds
@@ -77,8 +77,8 @@ class Comparison:
 
         Args:
             bytes_moved: the least number of bytes that one call moves.
-            operations: floating-point operations of a call; given if they limit its speed.
-        Raises: the error of the first candidate, because the other times are shown relative to its time.
+            operations: floating-point operations of a call, if they rather than the bytes limit its speed; else None.
+        Raises: the first candidate's own error if its call fails, because all times are shown relative to its time.
         """
         calls: list[tuple[Candidate, float | None]] = []
         for candidate in candidates:
@@ -108,8 +108,8 @@ class Comparison:
             self.results.append(row)
 
     def report(self, operator: str, shape: str, dtype: str, buffers: int, **sizes: Any) -> dict[str, Any]:
-        """The run as a dict for :mod:`rl_kernel_native.bench.report`. ``sizes`` are the numbers of ``shape``, by
-        name."""
+        """Returns the run as a dict for :mod:`rl_kernel_native.bench.report`. ``sizes`` are the numbers of ``shape``,
+        by name."""
         return {
             "operator": operator,
             "shape": shape,

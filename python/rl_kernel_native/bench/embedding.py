@@ -1,4 +1,4 @@
-"""Token embedding: the peers and the passes that are timed."""
+"""Bench of token embedding: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PASSES = ("forward", "forward + backward")
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     ids: Tensor  # [tokens], Zipf-distributed
     dy: Tensor  # [tokens, columns]
@@ -30,14 +30,14 @@ Rows = Callable[[Tensor, Tensor], Tensor]
 
 
 class Peer(NamedTuple):
-    """``rows(ids, weight)``."""
+    """An implementation; ``rows(ids, weight)`` returns the rows of the table."""
 
     name: str
     rows: Rows
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [Peer("rk", rk.embedding), Peer("torch", torch.nn.functional.embedding)]
     if use_compile:
         compiled: Any = torch.compile(torch.nn.functional.embedding, dynamic=False)
@@ -71,7 +71,7 @@ def _table(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, weight: Tensor, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rows(buffers[i % n].ids, weight)
@@ -85,8 +85,8 @@ def _call(peer: Peer, which: str, weight: Tensor, buffers: list[Operands]) -> Ca
 
 
 def _error(call: Call, which: str, weight: Tensor, o: Operands) -> float:
-    """Error of the result, relative to the largest magnitude: a forward is compared with the table's rows, and a
-    gradient with float64."""
+    """Returns the error of a result, relative to the largest magnitude. A forward is compared with the table's rows,
+    and a gradient with a float64 sum."""
     result: Any = call(0)
     if "backward" not in which:
         expected, got = weight[o.ids], result
@@ -108,8 +108,8 @@ def run(
     seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:
-    """Times every peer on ``tokens`` ids of a table ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the
-    result."""
+    """Times every peer on ``tokens`` ids of a table ``[rows, columns]``, and returns the results for
+    :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     weight = _table(rows, columns, dtype, device)
@@ -117,7 +117,7 @@ def run(
     candidates, absent = peers(device, use_compile)
     comparison.absent += absent
     for which in PASSES:
-        # A table row that several tokens share counts as read once. The gradient of the whole table is written.
+        # A table row that several tokens look up counts as read once. The gradient of the whole table is written.
         present = sum(int(o.ids.unique().numel()) for o in buffers) / len(buffers)
         elements = (tokens + present) * columns
         if "backward" in which:
@@ -135,6 +135,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     shape = (o.rows, o.sizes["vocab"], o.sizes["columns"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -1,4 +1,4 @@
-"""Matrix product with a weight: the peers and the passes that are timed."""
+"""Bench of the matrix product with a weight: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRODUCTS = {"forward": 1, "input gradient": 1, "weight gradient": 1, "forward + 
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     x: Tensor  # [rows, in_features]
     weight: Tensor  # [out_features, in_features]
@@ -33,7 +33,8 @@ class Operands(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """The passes of a peer. The last pass is not listed, because it runs torch's autograd over the peer's forward."""
+    """A peer's functions, one for each pass except the last. The last pass, forward + backward, runs torch's autograd
+    over ``forward``."""
 
     name: str
     forward: Callable[[Tensor, Tensor], Tensor]
@@ -51,7 +52,7 @@ def _rk(name: str, engine: Engine) -> Peer:
 
 
 def _as_unit(unit: str) -> Peer:
-    """This library on a CPU, with the arithmetic of a GPU's matrix unit."""
+    """Returns a peer that runs this library on a CPU with the arithmetic of a GPU's matrix unit."""
 
     def under(operator: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         def run_under(a: Tensor, b: Tensor) -> Tensor:
@@ -64,7 +65,7 @@ def _as_unit(unit: str) -> Peer:
 
 
 def peers(device: torch.device, dtype: torch.dtype) -> list[Peer]:
-    """The peers, this library first."""
+    """Returns the peers, with this library as the first."""
     found = [_rk("rk", "auto")]
     if device.type == "cuda":
         found.append(_rk("rk, native engine", "native"))
@@ -87,7 +88,7 @@ def _buffers(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devi
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     if which == "forward":
         return lambda i: peer.forward(buffers[i % n].x, buffers[i % n].weight)
@@ -105,7 +106,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error against float64 in the first rows of the forward, relative to the largest magnitude."""
+    """Returns the worst error against float64 in the first rows of the forward, relative to the largest magnitude."""
     if which != "forward":
         return None
     got: Any = call(0)
@@ -133,7 +134,8 @@ def run(shape: tuple[int, int, int], dtype_name: str, device_name: str, *, secon
 
 
 def _notes(device: torch.device) -> list[str]:
-    """A note on the times of torch's linear: cuBLAS with a workspace may split K, and is then not batch-invariant."""
+    """A note for the report: with a workspace, cuBLAS may split K in torch's linear, which is then not
+    batch-invariant."""
     wrong = _blas.wrong_settings(os.environ)
     if device.type != "cuda":
         return []
@@ -143,6 +145,6 @@ def _notes(device: torch.device) -> list[str]:
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     shape = (o.rows, o.sizes["in_features"], o.sizes["out_features"])
     return run(shape, o.dtype, o.device, seconds=o.seconds)

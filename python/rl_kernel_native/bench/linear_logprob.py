@@ -1,4 +1,4 @@
-"""Log-probability from hidden states: the peers and the passes that are timed."""
+"""Bench of the log-probability from hidden states: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _torch(head: Head) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[tuple[str, Forward]], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found: list[tuple[str, Forward]] = [
         ("rk", lambda head: rk.linear_logprob(*head)),
         ("rk, 512 MiB", lambda head: rk.linear_logprob(*head, workspace_bytes=512 << 20)),
@@ -67,8 +67,8 @@ def _cut() -> list[tuple[str, Forward]]:
 
 
 def _quack() -> list[tuple[str, Forward]]:
-    """Two peers: one gives a loss per token and keeps the logits; the other gives the sum, and its forward also
-    computes the gradients."""
+    """Returns two peers. The first returns a loss per token and keeps the logits for its backward. The second returns
+    the sum of the losses and computes the gradients in its forward."""
     from quack.linear_cross_entropy import chunked_linear_cross_entropy, linear_cross_entropy_func
 
     def tokens(head: Head) -> Tensor:
@@ -95,11 +95,11 @@ def _call(forward: Forward, which: str, head: Head) -> Call:
 
 
 def _error(call: Call, which: str, head: Head) -> float | None:
-    """Worst absolute error against float64 in the log-probabilities of the first rows."""
+    """Returns the worst absolute error against float64 in the log-probabilities of the first rows."""
     if which != "forward":
         return None
     got: Any = call(0)
-    if got.ndim == 0:  # a sum
+    if got.ndim == 0:  # the peer returns only the sum of all rows
         return None
     log_p = (head.hidden[:CHECKED_ROWS].double() @ head.weight.double().T).log_softmax(-1)
     expected = log_p.gather(-1, head.target[:CHECKED_ROWS].unsqueeze(-1)).squeeze(-1)
@@ -110,7 +110,7 @@ def run(
     rows: int, in_features: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times every peer on one LM head, and for comparison the head's matrix product alone."""
+    """Times every peer on one LM head. For comparison, it also times the head's matrix product alone."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     generator = torch.Generator(device).manual_seed(0)
 
@@ -143,6 +143,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     shape = (o.rows, o.sizes["in_features"], o.sizes["vocab"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

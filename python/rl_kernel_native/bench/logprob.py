@@ -1,4 +1,4 @@
-"""Selected log-probability from logits: the peers and the passes that are timed."""
+"""Bench of the selected log-probability from logits: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .measure import Call
 MOST_BUFFERS = 512
 CHECKED_ROWS = 8  # compared with float64
 PASSES = ("forward", "forward + entropy", "forward + backward")
-READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # passes over the logits
+READS_AND_WRITES = {"forward": 1, "forward + entropy": 1, "forward + backward": 3}  # reads plus writes of all logits
 
 
 class Batch(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     logits: Tensor  # [rows, vocab]
     padded: Tensor  # [rows + 1, vocab]: `logits` and one more row, in the same memory: Liger's kernel expects this row
@@ -33,8 +33,8 @@ Forward = Callable[[Batch], Any]
 
 
 class Peer(NamedTuple):
-    """``forward`` gives logprob; ``with_entropy`` gives the pair (logprob, entropy), or is None if the peer has no
-    entropy."""
+    """An implementation. ``forward`` returns logprob. ``with_entropy`` returns the pair (logprob, entropy); it is None
+    if the peer computes no entropy."""
 
     name: str
     forward: Forward
@@ -72,14 +72,14 @@ def _rk(exp: Exp) -> tuple[Forward, Forward]:
 
 
 def _compiled(function: Callable[..., Any]) -> Forward:
-    """``function`` under torch.compile. It gets two fields of a Batch instead of the Batch, because Dynamo guards on
-    every field."""
+    """Returns ``function`` under torch.compile. The compiled function takes two fields of a Batch instead of the Batch
+    itself, because Dynamo would guard on every field."""
     compiled = torch.compile(lambda logits, target: function(Batch(logits, logits, target)), dynamic=False)
     return lambda batch: compiled(batch.logits, batch.target)
 
 
 def peers(device: torch.device, dtype: torch.dtype, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [Peer("rk", *_rk(None))]
     if device.type == "cuda":
         found.append(Peer("rk, portable exp", *_rk("portable")))
@@ -123,7 +123,8 @@ def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
-    """The timed call of a peer for a pass, or None if the peer lacks the pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass, or None if the peer lacks the pass. The function's
+    argument, the call's number, selects the buffer."""
     if which == "forward":
         return lambda i: peer.forward(batches[i % len(batches)])
     if which == "forward + entropy":
@@ -143,7 +144,7 @@ def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
 
 
 def _error(call: Call, which: str, batch: Batch) -> float | None:
-    """Worst absolute error against float64 in the log-probabilities of the first rows."""
+    """Returns the worst absolute error against float64 in the log-probabilities of the first rows."""
     if which == "forward + backward":
         return None
     result: Any = call(0)
@@ -156,7 +157,7 @@ def _error(call: Call, which: str, batch: Batch) -> float | None:
 def run(
     rows: int, vocab: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, vocab]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[rows, vocab]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     batches = _batches(rows, vocab, dtype, device)
@@ -173,5 +174,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.rows, o.sizes["vocab"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -1,4 +1,4 @@
-"""Times several candidates in turn, so that clocks, caches and other processes affect them equally."""
+"""Times several calls in turn, so that clocks, caches and other processes affect all calls equally."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from .. import _native
 from .._machine import cpu_model
 
-WARM_UP_S = 0.15  # a GPU raises its clocks in less time
-ROUNDS = 10  # rounds over the candidates, so each candidate's samples are spread over the whole time
+WARM_UP_S = 0.15  # length of the warm-up; a GPU needs less time to raise its clocks
+ROUNDS = 10  # rounds over all calls, so that the samples of each call spread over the whole time
 REPLAY_MS = 4.0  # approximate time of a graph's replay
-SHORTEST_SAMPLE_S = 200e-6  # shorter calls are repeated inside a sample, so that clocks resolve them
+SHORTEST_SAMPLE_S = 200e-6  # a shorter call is repeated within a sample, because clocks cannot resolve it
 
-Call = Callable[[int], object]  # takes the number of the call, which selects the buffer
+Call = Callable[[int], object]  # its argument is the number of the call, which selects the buffer
 
 
 class Timing(NamedTuple):
@@ -30,7 +30,7 @@ class Timing(NamedTuple):
 
 
 class Clock:
-    """Times calls: by events on a CUDA stream, by the wall clock on other devices."""
+    """Measures the time of calls: with events on a CUDA stream, with the wall clock on other devices."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
@@ -41,7 +41,7 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def samples_ms(self, call: Call, repeat: int, count: int) -> list[float]:
-        """``count`` samples of ``repeat`` calls each, in milliseconds per call."""
+        """Returns ``count`` samples of ``repeat`` calls each, in milliseconds per call."""
         if not self.cuda:
             found = []
             for s in range(count):
@@ -62,7 +62,8 @@ class Clock:
 
 
 def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list[Timing]:
-    """Times of each call: median and percentiles. Calls are timed in turn, each for about ``seconds`` in total."""
+    """Returns the median and percentiles of each call's time. Calls are timed in turn, each for about ``seconds`` in
+    total."""
     clock = Clock(device)
     plans = []
     for call in calls:
@@ -72,7 +73,7 @@ def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list
             call(done)
             done += 1
             if done % 8 == 0:
-                clock.synchronize()  # otherwise the time counts launches, not their work
+                clock.synchronize()  # without this wait, the time would be that of the launches alone
         clock.synchronize()
         each = (time.perf_counter() - start) / done
         repeat = max(1, round(SHORTEST_SAMPLE_S / each))
@@ -80,7 +81,7 @@ def measure(calls: Sequence[Call], device: torch.device, seconds: float) -> list
     samples: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
         for call, (repeat, count), found in zip(calls, plans, samples, strict=True):
-            call(0)  # replaces the previous candidate's data in the caches
+            call(0)  # this untimed call replaces the data of the previous call in the caches
             found += clock.samples_ms(call, repeat, min(count, 1000))
     return [timing_of(found) for found in samples]
 
@@ -92,8 +93,8 @@ def timing_of(samples_ms: Sequence[float]) -> Timing:
 
 
 class Replay:
-    """A CUDA graph of several calls over rotating buffers. Replays of the graph show the cost of a call without the
-    host."""
+    """A CUDA graph of several calls over rotating buffers. A replay of the graph shows the time of a call without the
+    work of the host."""
 
     def __init__(self, call: Call, buffers: int) -> None:
         self.stream = torch.cuda.Stream()
@@ -125,8 +126,8 @@ class Replay:
 
 
 def replay_medians_us(calls: Sequence[Call], buffers: int, rounds: int) -> list[float]:
-    """The median time of each call in microseconds. Graphs of the calls are replayed in turn, because a GPU under load
-    lowers its clocks."""
+    """Returns the median time of each call in microseconds. The CUDA graphs of the calls are replayed in turn, because
+    a GPU under load lowers its clocks."""
     replays = [Replay(call, buffers) for call in calls]
     for i in range(rounds):
         for replay in replays[:: 1 if i % 2 else -1]:
@@ -135,7 +136,8 @@ def replay_medians_us(calls: Sequence[Call], buffers: int, rounds: int) -> list[
 
 
 def copy_bytes_per_second(device: torch.device, seconds: float = 0.5) -> float:
-    """The bandwidth that limits every peer: bytes read and written per second by torch's copy of 256 MiB."""
+    """Returns the bandwidth with which every peer is compared: bytes that torch's copy of 256 MiB reads and writes per
+    second."""
     source = torch.ones(64 << 20, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     timing = measure([lambda i: target.copy_(source)], device, seconds)[0]

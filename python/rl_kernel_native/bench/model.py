@@ -51,8 +51,8 @@ LAYOUTS = ("batch", "chunks", "decode", "padding", "packing")
 
 
 def make(family: str, *, small: bool, layers: int | None, dtype: torch.dtype, device: torch.device) -> Any:
-    """A family's model with random weights. It has the published shape or a small shape, and ``layers`` layers if
-    given."""
+    """Returns a model of the family with random weights. The model has the published shape, or a small shape if
+    ``small``. If ``layers`` is given, it replaces the shape's number of layers."""
     import transformers
 
     _, shape, options = FAMILIES[family]
@@ -74,12 +74,12 @@ def make(family: str, *, small: bool, layers: int | None, dtype: torch.dtype, de
 
 
 def twin_of(model: Any) -> Any:
-    """Another model with the same parameters."""
+    """Returns a copy of the model that shares its parameters."""
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
 class Served:
-    """One of the two models, and its measurements."""
+    """One of the two compared models, with the functions that measure it."""
 
     def __init__(self, model: Any, ids: torch.Tensor, context: torch.Tensor) -> None:
         self.model, self.ids, self.context = model, ids, context
@@ -103,8 +103,8 @@ class Served:
         return step
 
     def training_step_without_head_and_loss(self) -> Callable[[int], object]:
-        """Forward and backward of the decoder alone. Head and loss are left out, because they need the same memory in
-        both models, a large part of the total."""
+        """Returns a step of forward and backward through the decoder alone. LM head and loss are left out: they need
+        the same memory in both models, and it is a large part of the total."""
         gradient: list[torch.Tensor] = []
 
         def step(_: int) -> object:
@@ -118,7 +118,8 @@ class Served:
         return step
 
     def decode_step(self) -> Callable[[int], object]:
-        """One more token for each row of the context; each call starts from the same cache."""
+        """Returns a step that computes one more token for each row of the context. Every call starts from the same
+        cache."""
         with torch.no_grad():
             filled = getattr(self.model(input_ids=self.context, use_cache=True, logits_to_keep=1), self.cache_name)
         token = self.context[:, :1]
@@ -131,7 +132,7 @@ class Served:
         return step
 
     def peak_mib(self, step: Callable[[int], object]) -> float | None:
-        """The most memory of the device while a step runs, weights included; None on a CPU."""
+        """Returns the peak memory of the device in MiB while a step runs, including the weights, or None on a CPU."""
         self.model.zero_grad(set_to_none=True)
         device = self.ids.device
         if device.type != "cuda":
@@ -145,8 +146,8 @@ class Served:
         return torch.cuda.max_memory_allocated(device) / 2**20
 
     def layouts(self) -> Iterator[tuple[str, int, int]]:
-        """Yields (layout, number of tokens that differ, number of tokens) per layout. A token differs if its logits
-        differ from those of its sequence alone."""
+        """Yields (layout, number of tokens that differ, number of tokens) for each layout. A token differs if its
+        logits differ from the logits of a call with its sequence alone."""
         import transformers
 
         batch, length = self.ids.shape
@@ -184,7 +185,7 @@ class Served:
 
 def _differing(logits: torch.Tensor, alone: torch.Tensor) -> int:
     words = torch.int32 if alone.dtype == torch.float32 else torch.int16
-    return sum(  # one row at a time, because a comparison takes as much memory as the logits
+    return sum(  # rows are compared one by one, because a comparison needs as much memory as its logits
         int((a.contiguous().view(words) != b.contiguous().view(words)).any(-1).sum())
         for a, b in zip(logits, alone, strict=True)
     )
@@ -202,15 +203,15 @@ def run(
     seconds: float,
     ops: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """One family's table.
+    """Measures one family, and returns the numbers of its table.
 
     Args:
-        small: a model of two narrow layers instead of the published shape.
-        layers: the number of layers; None: that of the published shape.
-        shape: (sequences, tokens of each) of prefill, training step and layouts.
-        context: (sequences, tokens of each) in front of the decoded token.
-        seconds: measuring time per model and pass.
-        ops: the `ops` of patch_model.
+        small: use a model of two narrow layers instead of the published shape.
+        layers: the number of layers; None: the number in the chosen shape.
+        shape: (number of sequences, tokens per sequence) for prefill, training step and layouts.
+        context: (number of sequences, tokens per sequence) in the cache before the decoded token.
+        seconds: time for which each pass of each model is measured.
+        ops: the argument ``ops`` of :func:`rl_kernel_native.patch_model`.
     """
     import transformers
 
@@ -225,7 +226,7 @@ def run(
     rows: list[dict[str, Any]] = []
     for name in PASSES:
         make_step = name.replace(" ", "_")
-        peaks = [model.peak_mib(getattr(model, make_step)()) for model in pair]  # one cache at a time
+        peaks = [model.peak_mib(getattr(model, make_step)()) for model in pair]  # in turn: only one cache is in memory
         steps = [getattr(model, make_step)() for model in pair]
         times = measure(steps, device, seconds)
         of = f"{context[0]} after {context[1]}" if name == "decode step" else f"{shape[0]} x {shape[1]}"
@@ -261,7 +262,7 @@ def _row(what: str, stock: Any, ours: Any) -> dict[str, Any]:
 
 
 def print_tables(runs: Iterable[dict[str, Any]]) -> None:
-    """One table per family, in Markdown, as in docs/models.md."""
+    """Prints one Markdown table per family, as in docs/models.md."""
     for found in runs:
         versions = found["versions"]
         print(
@@ -281,7 +282,7 @@ def print_tables(runs: Iterable[dict[str, Any]]) -> None:
 
 
 def main(options: Any, device: str) -> int:
-    """Runs the command with its options."""
+    """Runs the command ``model`` with its options."""
     small = device == "cpu" if options.size is None else options.size == "small"
     rows, tokens = options.rows or (2 if small else 4), options.tokens or (32 if small else 1024)
     runs = []

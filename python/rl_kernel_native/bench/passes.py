@@ -19,7 +19,8 @@ MOST_BUFFERS = 64
 def passes_of(
     operator: str, rows: int, columns: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[Any], list[Pass]]:
-    """Buffers of an operator, and its passes with each peer's call on a buffer."""
+    """Returns an operator's buffers and its passes. A buffer holds the arguments of one call, and a pass holds each
+    peer's function of a buffer."""
     bench = CASES[operator].bench
     assert bench is not None
     assert bench.passes is not None
@@ -32,7 +33,8 @@ def _call(function: Callable[[Any], Any], buffers: list[Any]) -> Call:
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command. :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Runs the bench with the options of the command line, and returns the results for
+    :mod:`rl_kernel_native.bench.report`."""
     device, dtype, columns = torch.device(o.device), getattr(torch, o.dtype), o.sizes.get("columns", 1)
     comparison = Comparison(device, o.seconds)
     buffers, passes = passes_of(o.operator, o.rows, columns, dtype, device)

@@ -1,4 +1,4 @@
-"""Policy objective with a KL term: the peers and the passes that are timed."""
+"""Bench of a policy objective with a KL term: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPEC = rk.presets.verl(use_kl_loss=True, kl_loss_coef=0.001)
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments, float32 ``[sequences, tokens]``."""
+    """The arguments of one call (a buffer), float32 ``[sequences, tokens]``. Calls rotate over many buffers."""
 
     logprob: Tensor
     old_logprob: Tensor
@@ -41,7 +41,7 @@ def written_out(o: Operands, logprob: Tensor) -> Tensor:
     kl = (d.exp() - d - 1).clamp(-10.0, 10.0)
     size = o.mask.sum()
     total = (loss * o.mask).sum() / size + 0.001 * (kl * o.mask).sum() / size
-    with torch.no_grad():  # metrics that frameworks log
+    with torch.no_grad():  # frameworks also log these metrics
         for metric in (clipped > unclipped, -log_ratio, kl, ratio):
             (metric.float() * o.mask).sum() / size
     return total
@@ -55,7 +55,8 @@ def _ours(o: Operands, logprob: Tensor) -> Tensor:
 
 
 class Peer(NamedTuple):
-    """A peer's ``loss(operands, logprob)``; this library's peer also has ``direct``, a call without autograd."""
+    """An implementation. ``loss(operands, logprob)`` returns the loss. This library's peer also has ``direct``, a call
+    without autograd."""
 
     name: str
     loss: Callable[[Operands, Tensor], Tensor]
@@ -63,7 +64,7 @@ class Peer(NamedTuple):
 
 
 def peers(use_compile: bool) -> list[Peer]:
-    """The peers, this library first."""
+    """Returns the peers, with this library as the first."""
 
     def direct(o: Operands) -> Any:
         return rk.policy_loss_and_grad(
@@ -93,7 +94,7 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     if which == PASSES[0] and peer.direct is not None:
         direct = peer.direct
@@ -112,7 +113,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(peer: Peer, o: Operands) -> float:
-    """Worst error against float64 in a gradient, relative to the largest magnitude."""
+    """Returns the worst error against float64 in a gradient, relative to the largest magnitude."""
     leaf, wide = o.logprob.detach().requires_grad_(), o.logprob.double().requires_grad_()
     (got,) = torch.autograd.grad(peer.loss(o, leaf), leaf)
     (expected,) = torch.autograd.grad(written_out(Operands(*(t.double() for t in o)), wide), wide)
@@ -122,7 +123,7 @@ def _error(peer: Peer, o: Operands) -> float:
 def run(
     sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[sequences, tokens]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(sequences, tokens, device)
@@ -141,5 +142,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -32,7 +32,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def print_table(run: dict[str, Any]) -> None:
-    """``time / rk`` above 1 means that the peer takes longer than this library."""
+    """Prints the table. A value above 1 in the column ``time / rk`` means that the peer takes longer than this
+    library."""
     rows = [_cells(row) for row in run["results"]]
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         from rich.console import Console
@@ -59,7 +60,7 @@ def write_json(run: dict[str, Any], path: Path) -> None:
 
 
 def write_plot(run: dict[str, Any], path: Path) -> None:
-    """One panel per pass, one bar per peer, and the time of a copy of the same bytes."""
+    """Draws one panel per pass, with one bar per peer. A dotted line shows the time of a copy of the same bytes."""
     import matplotlib
 
     matplotlib.use("Agg")

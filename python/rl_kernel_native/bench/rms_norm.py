@@ -1,4 +1,4 @@
-"""Root-mean-square norm: the peers and the passes that are timed."""
+"""Bench of the root-mean-square norm: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ READS_AND_WRITES = dict(zip(PASSES, (2, 5, 4, 8), strict=True))  # least number 
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     x: Tensor  # [rows, columns]
     residual: Tensor
@@ -36,7 +36,8 @@ NormWithResidual = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Peer(NamedTuple):
-    """``norm(x, weight)``, and ``with_residual(x, residual, weight)``, which gives y and the sum."""
+    """An implementation. ``norm(x, weight)`` returns y, and ``with_residual(x, residual, weight)`` returns y and the
+    sum."""
 
     name: str
     norm: Norm
@@ -65,13 +66,13 @@ def _after_sum(norm: Norm) -> NormWithResidual:
 
 
 def _written_out(x: Tensor, weight: Tensor) -> Tensor:
-    """The norm as models write it, but rounded once, as torch's norm and this library's norm are."""
+    """The norm as models write it, except that the result is rounded once, as in torch's norm and in this library."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [Peer("rk", _rk, _rk_with_residual)]
     found.append(Peer("torch rms_norm", _torch, _after_sum(_torch)))
     found.append(Peer("torch written out", _written_out, _after_sum(_written_out)))
@@ -87,7 +88,8 @@ def _liger() -> Peer:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    # "gemma" selects the casts that round once. False turns off in-place gradients, which would overwrite dy.
+    # The argument "gemma" selects the casts that round once. The argument False keeps Liger from writing gradients in
+    # place, which would overwrite dy.
     return Peer(
         "Liger",
         lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "gemma", False),
@@ -120,7 +122,7 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     residual, backward = "residual" in which, "backward" in which
     if not backward:
@@ -147,7 +149,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
+    """Returns the worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     result: Any = call(0)
@@ -160,7 +162,7 @@ def _error(call: Call, which: str, o: Operands) -> float | None:
 def run(
     rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[rows, columns]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
@@ -177,5 +179,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.rows, o.sizes["columns"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

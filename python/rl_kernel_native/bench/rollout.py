@@ -20,11 +20,11 @@ BYTES = {
     "mismatch_metrics": 8 + 4,
     "covariance_mask": 12 + 4 + 4,
     "entropy_mask": 4 + 4 + 4,
-}  # bytes per token; sequence weights read the log-probabilities twice
+}  # bytes per token; sequence-level weights read the log-probabilities twice
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments, float32 ``[sequences, tokens]``."""
+    """The arguments of one call (a buffer), float32 ``[sequences, tokens]``. Calls rotate over many buffers."""
 
     train: Tensor
     rollout: Tensor
@@ -39,7 +39,7 @@ def _mean(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def weights(o: Operands) -> tuple[Tensor, Tensor]:
-    """verl's weights: sequence weights truncated at 2, where sequences with a mean k3 above 0.01 are rejected."""
+    """verl's weights: sequence weights are truncated at 2, and sequences whose mean k3 exceeds 0.01 are rejected."""
     d = o.train - o.rollout
     total = (d * o.mask).sum(-1, keepdim=True)
     w = (total.clamp(-20, 20).exp().expand_as(d) * o.mask).clamp(max=2.0)
@@ -50,7 +50,7 @@ def weights(o: Operands) -> tuple[Tensor, Tensor]:
 
 def metrics(o: Operands) -> Tensor:
     """The mismatch metrics that verl logs, without verl's copies to the host, and the other scalars of
-    mismatch_metrics."""
+    ``mismatch_metrics``."""
     d = o.train - o.rollout
     rho = d.clamp(-20, 20).exp()
     train, rollout = _mean(o.train, o.mask, -1), _mean(o.rollout, o.mask, -1)
@@ -84,7 +84,7 @@ def chosen(o: Operands) -> Tensor:
 
 
 def uncertain(o: Operands) -> Tensor:
-    """TRL's mask: the fifth of the tokens that has the highest entropy. Negative log-probabilities serve as
+    """TRL's mask: it selects the 20 % of tokens with the highest entropy. Negative log-probabilities serve as
     entropies."""
     h = -o.train
     return ((h >= torch.quantile(h[o.mask > 0], 0.8)) & (o.mask > 0)).to(h.dtype)
@@ -124,8 +124,8 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _comparable(result: Any) -> Tensor:
-    """The part of a result that is compared: the weights, the number of chosen tokens, or the metrics that both results
-    have. These exclude ``num_tokens``, ``num_sequences`` and ``nonfinite_fraction``."""
+    """Returns the part of a result that is compared: the weights, the number of chosen tokens, or the metrics that both
+    peers compute. ``num_tokens``, ``num_sequences`` and ``nonfinite_fraction`` are not compared."""
     if isinstance(result, tuple):
         weights: Tensor = result[0]
         return weights
@@ -136,7 +136,7 @@ def _comparable(result: Any) -> Tensor:
 
 
 def peers(operator: str, use_compile: bool) -> dict[str, Function]:
-    """The peers, this library first."""
+    """Returns the peers, with this library as the first."""
     found = {"rk": _OURS[operator], "torch written out": _WRITTEN_OUT[operator]}
     if use_compile:
         found["torch.compile"] = torch.compile(_WRITTEN_OUT[operator], dynamic=False)
@@ -144,12 +144,12 @@ def peers(operator: str, use_compile: bool) -> dict[str, Function]:
 
 
 def _call(function: Function, buffers: list[Operands], i: int) -> Any:
-    """Calls a peer. The number of the call selects the buffer."""
+    """Calls a peer. The number of the call, ``i``, selects the buffer."""
     return function(buffers[i % len(buffers)])
 
 
 def _error(function: Function, operator: str, o: Operands) -> float:
-    """Worst error against float64."""
+    """Returns the worst error against float64."""
     want = _comparable(_WRITTEN_OUT[operator](Operands(*(x.double() for x in o))))
     return float((_comparable(function(o)) - want).abs().max())
 
@@ -157,7 +157,7 @@ def _error(function: Function, operator: str, o: Operands) -> float:
 def run(
     operator: str, sequences: int, tokens: int, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[sequences, tokens]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(sequences, tokens, device)
@@ -175,5 +175,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)

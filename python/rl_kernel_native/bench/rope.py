@@ -1,4 +1,4 @@
-"""Rotary position embedding: the peers and the passes that are timed."""
+"""Bench of the rotary position embedding: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POSITIONS = 8192
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     q: Tensor  # [tokens, num_q_heads, head_dim]
     k: Tensor  # [tokens, num_kv_heads, head_dim]
@@ -32,8 +32,8 @@ class Operands(NamedTuple):
 
 
 class Angles(NamedTuple):
-    """Angles of positions 0, 1, ...: tables with one angle per pair, and rows that hold each angle twice, as models
-    pass them."""
+    """Angles of positions 0, 1, ...: tables with one angle per pair, and wide rows that hold each angle twice. Models
+    pass wide rows."""
 
     cos: Tensor  # [POSITIONS, head_dim / 2], float32
     sin: Tensor
@@ -46,7 +46,7 @@ Rotate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Peer(NamedTuple):
-    """``rotate(q, k)``."""
+    """An implementation; ``rotate(q, k)`` returns the rotated q and k."""
 
     name: str
     rotate: Rotate
@@ -65,7 +65,7 @@ def _written_out(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
 
 
 def peers(device: torch.device, a: Angles, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [
         Peer("rk", lambda q, k: rk.rope(q, k, a.cos, a.sin, position_ids=a.position_ids)),
         Peer("rk, input", lambda q, k: rk.rope(q, k, a.wide_cos, a.wide_sin, intermediate="input")),
@@ -92,7 +92,7 @@ def _liger(a: Angles) -> Peer:
 
 
 def _vllm(a: Angles) -> Peer:
-    """vLLM's own kernel, which works in place. The kernel's cache of cos and sin has the dtype of q."""
+    """vLLM's own kernel. It rotates in place, so it gets copies. Its cache of cos and sin has the dtype of q."""
     importlib.import_module("vllm._custom_ops")
     cache = torch.cat((a.cos, a.sin), -1).to(a.wide_cos.dtype)
 
@@ -138,7 +138,7 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rotate(buffers[i % n].q, buffers[i % n].k)
@@ -152,7 +152,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
 
 
 def _error(call: Call, which: str, o: Operands, a: Angles) -> float | None:
-    """Worst error against float64 in the queries of the first tokens of a forward, relative to the largest
+    """Returns the worst error against float64 in the queries of the first tokens of a forward, relative to the largest
     magnitude."""
     if "backward" in which:
         return None
@@ -174,7 +174,8 @@ def run(
     seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:
-    """Times every peer on ``[tokens, heads, head_dim]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[tokens, heads, head_dim]``, and returns the results for
+    :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(tokens, heads, head_dim, dtype, device)
@@ -196,7 +197,7 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     heads = (o.sizes["q_heads"], o.sizes["kv_heads"])
     shape = (o.rows, heads, o.sizes["head_dim"])
     return run(*shape, o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -1,5 +1,5 @@
-"""Bench of sampling: random words against torch's generator, tokens against a sort and FlashInfer, and tokens from
-hidden states against the matrix product alone."""
+"""Bench of three sampling operators. ``random_bits`` is compared with torch's generator, ``sample`` with a sort and
+with FlashInfer, and ``linear_sample`` with the matrix product alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import rl_kernel_native as rk
 
 from .comparison import Candidate, Comparison, Options, count_of_buffers, cuda_peers
 
-WORDS = 4  # words per row
+WORDS = 4  # random words per row
 
 
 VOCAB = 128256
@@ -27,7 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Sampling as an engine does it without a kernel: a sort, two masks, a draw, and the log-probability."""
+    """Samples as an engine does without a kernel: by a sort, two masks, a draw, and the log-probability."""
     z = x.float() / temperature
     if top_k or top_p < 1:
         y, order = z.sort(dim=-1)
@@ -42,7 +42,7 @@ def _sorted(x: Tensor, top_k: int = 0, top_p: float = 1.0, temperature: float = 
 
 
 def _flashinfer(given: dict[str, Any]) -> tuple[str, Callable[[Tensor], Any]]:
-    """FlashInfer's sampler, which gives no log-probability."""
+    """FlashInfer's sampler, which returns no log-probability."""
     sampling = importlib.import_module("flashinfer.sampling")
     k, p, t = given.get("top_k", 0), given.get("top_p", 1.0), given.get("temperature", 1.0)
     if k:
@@ -77,7 +77,7 @@ def _sample(rows: int, dtype: torch.dtype, comparison: Comparison) -> dict[str, 
 
 
 def _shards(how: dict[str, Any], logits: Tensor) -> Any:
-    """The work of eight ranks that share a vocabulary, one after another."""
+    """Does the work of eight ranks that share a vocabulary, one rank after another on one device."""
     starts = range(0, VOCAB, VOCAB // 8)
     parts = [rk.sample_partial(logits[:, i : i + VOCAB // 8], vocab_start=i, vocab_size=VOCAB, **how) for i in starts]
     return rk.sample_merge(torch.stack(parts), vocab_size=VOCAB, **how)
@@ -122,7 +122,7 @@ def run(
     operator: str, rows: int, device_name: str, *, dtype_name: str = "float32", seconds: float = 2.0,
     in_features: int = 4096,
 ) -> dict[str, Any]:  # fmt: skip
-    """Times every peer; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device = torch.device(device_name)
     comparison = Comparison(device, seconds)
     if operator == "sample":
@@ -144,6 +144,6 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     width = o.sizes.get("in_features", 0)
     return run(o.operator, o.rows, o.device, dtype_name=o.dtype, seconds=o.seconds, in_features=width)

@@ -1,4 +1,4 @@
-"""Gated activations: the peers and the passes that are timed."""
+"""Bench of gated activations: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READS_AND_WRITES = dict(zip(PASSES, (3, 3, 3, 8), strict=True))  # least number 
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments."""
+    """The arguments of one call (a buffer). Calls rotate over many buffers, which together exceed the caches."""
 
     gate_up: Tensor  # [rows, 2 * columns]
     gate: Tensor  # [rows, columns]
@@ -34,7 +34,7 @@ Packed = Callable[[Tensor], Tensor]
 
 
 class Peer(NamedTuple):
-    """The functions of a peer; None for a form that the peer does not have."""
+    """The functions of a peer. A function is None if the peer lacks that form of the operator."""
 
     name: str
     silu_packed: Packed | None
@@ -51,7 +51,7 @@ def _of_halves(function: Apart) -> Packed:
 
 
 def _silu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu_mul as transformers and vLLM's native path write it: the activation is rounded before the product."""
+    """``silu_mul`` as transformers and vLLM's native path write it: the activation is rounded before the product."""
     return torch.nn.functional.silu(gate) * up
 
 
@@ -60,7 +60,7 @@ def _gelu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def peers(device: torch.device, use_compile: bool) -> tuple[list[Peer], list[str]]:
-    """This library first, then every peer that can run here; and a reason for every peer that cannot."""
+    """Returns the peers that can run here, this library first, and the reasons why other peers cannot run."""
     found = [Peer("rk", rk.silu_mul, rk.silu_mul, rk.gelu_mul)]
     found.append(Peer("torch", _of_halves(_silu), _silu, _of_halves(_gelu)))
     if use_compile:
@@ -116,7 +116,8 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
-    """The timed call of a peer for a pass, or None if the peer lacks the pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass, or None if the peer lacks the pass. The function's
+    argument, the call's number, selects the buffer."""
     n = len(buffers)
     if which == "silu, apart":
         silu = peer.silu
@@ -136,7 +137,7 @@ def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
 
 
 def _error(call: Call, which: str, o: Operands) -> float | None:
-    """Worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
+    """Returns the worst error against float64 in the first rows of a forward, relative to the largest magnitude."""
     if "backward" in which:
         return None
     gate, up = (o.gate, o.up) if which == "silu, apart" else o.gate_up.chunk(2, -1)
@@ -150,7 +151,7 @@ def _error(call: Call, which: str, o: Operands) -> float | None:
 def run(
     rows: int, columns: int, dtype_name: str, device_name: str, *, seconds: float = 2.0, use_compile: bool = True
 ) -> dict[str, Any]:
-    """Times every peer on ``[rows, columns]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[rows, columns]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device, dtype = torch.device(device_name), getattr(torch, dtype_name)
     comparison = Comparison(device, seconds)
     buffers = _buffers(rows, columns, dtype, device)
@@ -167,5 +168,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.rows, o.sizes["columns"], o.dtype, o.device, seconds=o.seconds, use_compile=o.use_compile)

@@ -1,4 +1,4 @@
-"""kl and value_loss: the peers and the passes that are timed."""
+"""Bench of ``kl`` and ``value_loss``: the compared implementations (peers) and the timed passes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ PASSES = ("forward", "through backward()")
 
 
 class Operands(NamedTuple):
-    """One buffer's arguments, float32 ``[sequences, tokens]``: logprob or value, ref_logprob or old_value, and an
-    incoming gradient or returns."""
+    """The arguments of one call (a buffer), float32 ``[sequences, tokens]``. ``kl`` takes logprob, ref_logprob and an
+    incoming gradient; ``value_loss`` takes value, old_value and returns. Calls rotate over many buffers, which together
+    exceed the caches."""
 
     first: Tensor
     second: Tensor
@@ -57,7 +58,7 @@ def _value_loss_written_out(o: Operands, x: Tensor) -> Tensor:
 
 class Operator(NamedTuple):
     """``ours`` and ``written_out`` compute the result from the operands and the tensor that gets the gradient.
-    ``arrays`` is the number of token arrays that each pass must move."""
+    ``arrays`` holds, for each pass, the number of token arrays that a call must read or write."""
 
     ours: Callable[[Operands, Tensor], Tensor]
     written_out: Callable[[Operands, Tensor], Tensor]
@@ -65,15 +66,15 @@ class Operator(NamedTuple):
 
 
 OPERATORS = {
-    # kl reads logprob, ref_logprob and mask twice and the incoming gradient once, and writes two arrays.
+    # `kl` reads logprob, ref_logprob and mask twice and the incoming gradient once, and writes two arrays.
     "kl": Operator(_kl, _kl_written_out, {PASSES[0]: 4, PASSES[1]: 9}),
-    # value_loss writes the gradient in the forward pass.
+    # `value_loss` writes the gradient in the forward pass.
     "value_loss": Operator(_value_loss, _value_loss_written_out, {PASSES[0]: 4, PASSES[1]: 5}),
 }
 
 
 def peers(operator: str, use_compile: bool) -> dict[str, Callable[[Operands, Tensor], Tensor]]:
-    """The peers, this library first."""
+    """Returns the peers, with this library as the first."""
     of = OPERATORS[operator]
     found = {"rk": of.ours, "torch written out": of.written_out}
     if use_compile:
@@ -97,7 +98,7 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[Operands]) -> Call:
-    """The timed call of a peer for a pass. The call's number selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
     n = len(buffers)
     leaves = [o.first.detach().requires_grad_(which == PASSES[1]) for o in buffers]
 
@@ -114,7 +115,7 @@ def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[
 
 
 def _error(peer: Callable[[Operands, Tensor], Tensor], of: Operator, which: str, o: Operands) -> float:
-    """Worst error against float64 in the result of a pass, relative to the largest magnitude."""
+    """Returns the worst error against float64 in the result of a pass, relative to the largest magnitude."""
     got: Any = _call(peer, which, [o])(0)
     expected: Any = _call(of.written_out, which, [Operands(*(t.double() for t in o))])(0)
     return float(((got - expected).abs().max() / expected.abs().max()).detach())
@@ -129,7 +130,7 @@ def run(
     seconds: float = 2.0,
     use_compile: bool = True,
 ) -> dict[str, Any]:
-    """Times every peer on ``[sequences, tokens]``; :mod:`rl_kernel_native.bench.report` takes the result."""
+    """Times every peer on ``[sequences, tokens]``, and returns the results for :mod:`rl_kernel_native.bench.report`."""
     device, of = torch.device(device_name), OPERATORS[operator]
     comparison = Comparison(device, seconds)
     buffers = _buffers(sequences, tokens, device)
@@ -148,5 +149,5 @@ def run(
 
 
 def measured(o: Options) -> dict[str, Any]:
-    """Runs the command."""
+    """Runs the bench with the options of the command line."""
     return run(o.operator, o.rows, o.sizes["tokens"], o.device, seconds=o.seconds, use_compile=o.use_compile)
