@@ -23,4 +23,18 @@ foreach(isa IN LISTS isas)
   target_compile_definitions(rlk_cpu_${isa} PRIVATE RLK_CPU_ISA=${isa})
   target_compile_options(rlk_cpu_${isa} PRIVATE ${lanes_flags} ${isa_${isa}} $<$<CONFIG:Sanitize>:-O1>)
   target_link_libraries(rlk_cpu PRIVATE rlk_cpu_${isa})
+  # Without optimisation, and under the sanitizers, compilers emit more functions.
+  if(CMAKE_NM AND CMAKE_SYSTEM_NAME STREQUAL "Linux" AND NOT CMAKE_BUILD_TYPE MATCHES "Debug|Sanitize")
+    set(list "${PROJECT_BINARY_DIR}/cpu_${isa}.txt")
+    set(code "${PROJECT_BINARY_DIR}/cpu_${isa}_code.txt")
+    set(script "${PROJECT_SOURCE_DIR}/cmake/CheckSimdCode.cmake")
+    file(GENERATE OUTPUT "${list}" CONTENT "$<JOIN:$<TARGET_OBJECTS:rlk_cpu_${isa}>,\n>\n")
+    add_custom_command(
+      OUTPUT "${code}"
+      COMMAND "${CMAKE_COMMAND}" -DNM=${CMAKE_NM} -DISA=${isa} -DOBJECTS=${list} -DRESULT=${code} -P "${script}"
+      DEPENDS $<TARGET_OBJECTS:rlk_cpu_${isa}> "${script}"
+      COMMENT "Functions of ${isa} stay in its files" VERBATIM)
+    add_custom_target(rlk_cpu_${isa}_code ALL DEPENDS "${code}")
+    add_dependencies(rlk_cpu rlk_cpu_${isa}_code)
+  endif()
 endforeach()

@@ -4,12 +4,11 @@
 
 #include <type_traits>
 
+#include "rlk/math/softmax_stats.h"
+#include "rlk/math/tanh.h"
 #include "simd.h"
 #include "simd_memory.h"
 #include "simd_softmax.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
-#include "rlk/math/softmax_stats.h"
-#include "rlk/math/tanh.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -1,12 +1,9 @@
 // Inner loops of elementwise operators, one vector of lanes at a time. Compiled once per instruction set.
 #include "elementwise_simd.h"
 
+#include "kernels/rows/elementwise_formulas.h"
 #include "simd.h"
 #include "simd_memory.h"
-// Included after simd.h, which makes the functions of math/ and the formulas always_inline.
-#undef RLK_DEVICE
-#define RLK_DEVICE RLK_HD
-#include "kernels/rows/elementwise_formulas.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 

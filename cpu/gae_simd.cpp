@@ -1,8 +1,8 @@
 // Inner loops of gae, compiled once per instruction set. Vectors hold the 32 lanes of a chunk side by side.
-#include "simd.h"
-// Included after simd.h, which makes RLK_HD functions always_inline.
 #include "gae_simd.h"
+
 #include "kernels/advantages/gae_scan.h"
+#include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

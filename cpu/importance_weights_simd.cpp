@@ -1,9 +1,8 @@
 // Inner loops of importance_weights, compiled once per instruction set.
 #include "importance_weights_simd.h"
 
-#include "tokens/tile_simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/losses/rejection_terms.h"
+#include "tokens/tile_simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

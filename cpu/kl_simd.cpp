@@ -1,9 +1,8 @@
 // Inner loop of kl, compiled once per instruction set.
 #include "kl_simd.h"
 
-#include "tokens/tile_simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/losses/kl_terms.h"
+#include "tokens/tile_simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -9,9 +9,8 @@
 #pragma once
 
 #include "linear_simd.h"
-#include "simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "rlk/math/mma_model.h"
+#include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 

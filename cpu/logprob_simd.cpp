@@ -7,7 +7,7 @@
 #include "rlk/math/exp2.h"
 #include "rlk/math/softmax_stats.h"
 #include "rlk/math/tanh.h"
-#include "simd.h"  // makes the functions of the headers below always_inline
+#include "simd.h"
 #include "simd_fold.h"
 #include "simd_softmax.h"
 

@@ -1,9 +1,8 @@
 // Inner loops of masked_whiten, compiled once per instruction set.
 #include "masked_whiten_simd.h"
 
-#include "tokens/tile_simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/advantages/masked_whiten_token.h"
+#include "tokens/tile_simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

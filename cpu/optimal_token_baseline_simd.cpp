@@ -1,9 +1,8 @@
 // Inner loops of optimal_token_baseline, compiled once per instruction set.
 #include "optimal_token_baseline_simd.h"
 
-#include "tokens/tile_simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/advantages/optimal_baseline_token.h"
+#include "tokens/tile_simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

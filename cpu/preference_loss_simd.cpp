@@ -1,9 +1,8 @@
 // The inner loop of preference_loss, one pair at a time, compiled once per instruction set to get hardware fma.
 #include "preference_loss_simd.h"
 
-#include "simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/losses/preference_pair.h"
+#include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -2,11 +2,10 @@
 // Sixteen (or eight) lanes with eight columns each are neighbours in memory, and are transposed in registers.
 #include "rms_norm_simd.h"
 
+#include "kernels/rows/rms_norm_row.h"
 #include "simd.h"
 #include "simd_fold.h"
 #include "simd_memory.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
-#include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

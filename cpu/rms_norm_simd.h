@@ -11,7 +11,7 @@ namespace rlk::cpu {
 
 // The scratch of a row has padded_columns floats; floats past its columns are +0.
 constexpr std::int64_t kRmsNormPadding = 128;  // eight columns of each lane of the widest vector
-inline __attribute__((always_inline)) std::int64_t padded_columns(std::int64_t columns) {
+RLK_HD std::int64_t padded_columns(std::int64_t columns) {
   return (columns + kRmsNormPadding - 1) / kRmsNormPadding * kRmsNormPadding;
 }
 

@@ -1,10 +1,9 @@
 // Inner loops of rope, compiled once per instruction set: each lane of a vector is a pair.
 #include "rope_simd.h"
 
+#include "kernels/rows/rope_rotate.h"
 #include "simd_fold.h"
 #include "simd_memory.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
-#include "kernels/rows/rope_rotate.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -71,7 +71,8 @@ void sample_partial(const SamplePartialParams& p) {
   const SamplePartialParams of_raw = raw_pass(p);
   const SampleLanes& lanes = RLK_CPU_LANES_IN_USE(sample_simd);
   by_rows(p, lanes, [&](std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
-    lanes.partial(p, row, mask, nodes, count);
+    std::vector<std::uint64_t> sorted(static_cast<std::size_t>(2 * p.sorted_columns));
+    lanes.partial(p, row, mask, nodes, count, sorted.data());
     if (p.takes_raw && (p.round == 0 || p.round == kRounds)) lanes.partial_raw(of_raw, row, nodes);
   });
 }

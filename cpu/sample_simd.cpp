@@ -2,10 +2,6 @@
 // chains of a leaf.
 #include "sample_simd.h"
 
-#include <vector>
-
-#include "simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/sample/kept.h"
 #include "kernels/sample/merge.h"
 #include "kernels/sample/process_logits.h"
@@ -15,6 +11,7 @@
 #include "kernels/sample/tree.h"
 #include "rlk/math/half.h"
 #include "rlk/math/mufu_model.h"
+#include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {
@@ -109,7 +106,8 @@ void raw(const SampleParams& p, std::int64_t row, float* nodes) {
     }
   });
 }
-void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count) {
+void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count,
+             std::uint64_t* sorted) {
   SampleShared shared;
   by_type_and_mode(p, [&](auto type, auto mode) {
     using T = decltype(type);
@@ -120,8 +118,7 @@ void partial(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask
     } else if (p.round == kRounds) {
       RowOfCut<Alone, mode()>(Alone(), p, row, &shared, mask, &state, firsts).run();
     } else {
-      std::vector<std::uint64_t> scratch(static_cast<std::size_t>(2 * p.sorted_columns));
-      RowOfRound<Alone, T, mode()>(Alone(), p, row, &shared, mask, &state, firsts, scratch.data()).run();
+      RowOfRound<Alone, T, mode()>(Alone(), p, row, &shared, mask, &state, firsts, sorted).run();
       return;
     }
     TreeOfShard<Alone, T, mode()> tree(Alone(), p, row, &shared, mask, &state, nodes);

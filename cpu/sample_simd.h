@@ -15,9 +15,10 @@ struct SampleLanes {
               float* nodes);  // raw_logprob and its n best, from the raw pass's params
   void (*offsets)(const SampleParams& p, std::int64_t first, std::int64_t rows, std::uint32_t* closed);
   // partial computes a shard's payload except raw words, and partial_raw the raw words, from the raw pass's params.
+  // `sorted` has room for 2 * sorted_columns ranks.
   // merge computes the results of `row` and `raw` from payloads. `count` is null except in round 4.
   void (*partial)(const SamplePartialParams& p, std::int64_t row, std::uint32_t* mask, float* nodes,
-                  std::int64_t* count);
+                  std::int64_t* count, std::uint64_t* sorted);
   void (*partial_raw)(const SamplePartialParams& p, std::int64_t row, float* nodes);
   void (*merge)(const SampleMergeParams& p, std::int64_t row, std::uint32_t* mask, float* nodes, std::int64_t* count);
   void (*kept)(const SampleParams& p, std::int64_t row, const std::uint32_t* mask);

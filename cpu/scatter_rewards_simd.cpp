@@ -1,9 +1,8 @@
 // Inner loop of scatter_rewards, compiled once per instruction set.
 #include "scatter_rewards_simd.h"
 
-#include "tokens/tile_simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/advantages/reward_terms.h"
+#include "tokens/tile_simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 namespace {

@@ -3,21 +3,18 @@
 //
 // Each of these files defines RLK_CPU_ISA (baseline, avx2, avx512), and its code is in namespace rlk::cpu::RLK_CPU_ISA.
 // It must not emit an inline function that another file may also emit. The linker keeps one copy of such a function,
-// and this copy might run on a CPU that lacks its instructions. Hence every function here and in math/ is
-// always_inline, and these files use no std container.
+// and this copy might run on a CPU that lacks its instructions. Hence RLK_HD and RLK_DEVICE are always_inline in these
+// files (rlk/base.h), and the files use no std container. The build checks their objects (cmake/CheckSimdCode.cmake).
 #pragma once
 
 #ifndef RLK_CPU_ISA
 #error "RLK_CPU_ISA names the instruction set this file is compiled for"
 #endif
 
-#include "rlk/base.h"
-#undef RLK_HD
-#define RLK_HD inline __attribute__((always_inline))
-
 #include <cstdint>
 #include <cstring>
 
+#include "rlk/base.h"
 #include "rlk/math/half.h"
 #include "rlk/math/ieee.h"
 

@@ -1,11 +1,10 @@
 // Vector code for softmax: the hardware's exponential, rescaled sums, and probabilities of a backward.
 #pragma once
 
-#include "simd.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "rlk/math/exp2.h"
 #include "rlk/math/mufu_model.h"
 #include "rlk/ops/logprob.h"
+#include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 

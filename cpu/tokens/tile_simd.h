@@ -3,9 +3,8 @@
 
 #include "../simd.h"
 #include "../simd_fold.h"
-#include "tile.h"
-// Included after simd.h, which makes the functions of math/ always_inline.
 #include "kernels/tokens/terms.h"
+#include "tile.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 

@@ -13,6 +13,9 @@
 #elif defined(__HIP__)
 #define RLK_HD __attribute__((host)) __attribute__((device)) inline __attribute__((always_inline))
 #define RLK_DEVICE __attribute__((device)) inline __attribute__((always_inline))
+#elif defined(RLK_CPU_ISA)  // a file that is compiled once per instruction set: see cpu/simd.h
+#define RLK_HD inline __attribute__((always_inline))
+#define RLK_DEVICE RLK_HD
 #else
 #define RLK_HD inline
 #define RLK_DEVICE inline

@@ -1,0 +1,22 @@
+# Checks that the objects of one instruction set emit no inline function that other objects may emit, too. The linker keeps
+# one copy of such a function, which would then run on CPUs that lack the instruction set. OBJECTS names a file that lists
+# the objects, one a line; the functions of the namespace rlk::cpu::ISA are the objects' own.
+file(STRINGS "${OBJECTS}" objects)
+execute_process(COMMAND "${NM}" -C --defined-only ${objects} OUTPUT_VARIABLE symbols RESULT_VARIABLE status)
+if(status)
+  message(FATAL_ERROR "${NM} failed on the objects of ${ISA}")
+endif()
+string(REPLACE ";" "," symbols "${symbols}")
+string(REGEX MATCHALL "[0-9a-f]+ [WTt] [^\n]*" functions "${symbols}")
+if(NOT functions MATCHES "rlk::cpu::${ISA}::")
+  message(FATAL_ERROR "the objects of ${ISA} have no function of their own")
+endif()
+list(FILTER functions INCLUDE REGEX "^[0-9a-f]+ W ")
+list(FILTER functions EXCLUDE REGEX "rlk::cpu::${ISA}::")
+list(TRANSFORM functions REPLACE "^[0-9a-f]+ W " "")
+list(REMOVE_DUPLICATES functions)
+if(functions)
+  list(JOIN functions "\n  " functions)
+  message(FATAL_ERROR "functions of ${ISA} that other objects may share; RLK_HD would make them always_inline:\n  ${functions}")
+endif()
+file(WRITE "${RESULT}" "checked\n")
