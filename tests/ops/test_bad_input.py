@@ -630,7 +630,7 @@ def test_check_names_the_first_bad_row_and_why(requires_grad: bool, device: str)
     assert bool(torch.isnan(rk.logprob(dirty, Y.to(device), on_bad_id="raise")[2])), "that asks about ids alone"
     with pytest.raises(ValueError, match=r"row 1 .*: temperature: expected a finite number > 0"):
         rk.logprob(x, Y.to(device), temperature=torch.tensor([1.0, 0.0, 1.0], device=device), check=True)
-    with pytest.raises(ValueError, match=r"row 0 .*: logits: logit / temperature \* log2\(e\) reached 2\^21.*tiny"):
+    with pytest.raises(ValueError, match=r"row 0 .*: logits: .* / temperature \* log2\(e\) reached 2\^21.*tiny"):
         rk.logprob(x[:, 1:], Y.to(device), temperature=1e-9, check=True)
     with pytest.raises(ValueError, match=r"row 0 .*: logits: every valid column is -Inf, or its .* -2\^21 or less"):
         rk.logprob(-x[:, 1:], Y.to(device), temperature=1e-9, check=True)

@@ -395,10 +395,11 @@ _REASONS = {
     LogprobStatus.BAD_TARGET: "target: expected an id in [0, valid_vocab) or ignore_index, got {target}",
     LogprobStatus.NAN_LOGIT: "logits: a NaN",
     LogprobStatus.INF_LOGIT: (
-        "logits: logit / temperature * log2(e) reached 2^21, by an infinity, a huge logit or a tiny temperature"
+        "logits: logit_scale * logit / temperature * log2(e) reached 2^21, by an infinity, a huge logit, a huge "
+        "logit_scale or a tiny temperature"
     ),
     LogprobStatus.EMPTY_ROW: (
-        "logits: every valid column is -Inf, or its logit / temperature * log2(e) is -2^21 or less"
+        "logits: every valid column is -Inf, or its logit_scale * logit / temperature * log2(e) is -2^21 or less"
     ),
     LogprobStatus.BAD_TEMPERATURE: "temperature: expected a finite number > 0",
     LogprobStatus.BAD_KEPT: "kept: an id outside [0, valid_vocab) or descending offsets",
