@@ -4,9 +4,11 @@ draws other calls."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 import call_cases
@@ -81,6 +83,73 @@ def test_each_kind_of_fault_is_noticed(monkeypatch: pytest.MonkeyPatch, wrong: C
     if wrong is _reads_by_layout:
         of_x.layout, plan.mutated = "rows apart", {"x": "rows apart"}
     assert words in fuzz_calls.judge(plan)
+
+
+def _partials() -> fuzz_calls.Plan:
+    """Three splits in the order 2, 0, 1; row 1 sees no key, and row 2 fails."""
+    stats = np.ones((3, 3, 2, 2), np.float32) * np.float32([3, 0.75])
+    stats[:, 1], stats[1, 2] = (-np.inf, 0), (np.nan, 0)
+    sums = np.linspace(-2, 2, 3 * 3 * 2 * 8, dtype=np.float32).reshape(3, 3, 2, 8)
+    given = (fuzz_calls.Given(call_cases.Operand(x, "float32")) for x in (stats, sums))
+    how = {"out_dtype": "float32", "return_lse": True, "exp": "portable"}
+    return fuzz_calls.Plan("attention_merge", {"partials": (*given, (2, 0, 1)), **how})
+
+
+def _whole() -> fuzz_calls.Plan:
+    """Keys of two splits, and a row that sees none: five queries of four keys in use."""
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal((2, t, 2, 8), np.float32) for n, t in (("q", 5), ("k", 1100), ("v", 1100))}
+    given = {n: fuzz_calls.Given(call_cases.Operand(x, "float32")) for n, x in arrays.items()}
+    used = fuzz_calls.Given(call_cases.Operand(np.array([1100, 4]), "int32"))
+    return fuzz_calls.Plan("attention", {**given, "seqused_k": used})
+
+
+@pytest.mark.parametrize("return_partials", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("softmax_scale", 0.36),  # 2 % larger
+        ("window_size", 1099),  # the first key is left out
+        ("causal", False),
+    ],
+)
+def test_a_reference_notices_other_numbers_of_attention(
+    monkeypatch: pytest.MonkeyPatch, return_partials: bool, name: str, change: Any
+) -> None:
+    plan, attention = _whole(), rk.attention
+    plan.arguments["return_partials"] = return_partials
+    assert fuzz_calls.judge(plan) == ""
+    monkeypatch.setattr(rk, "attention", lambda *a, **how: attention(*a, **{**how, name: change}))
+    assert "by the reference: " in fuzz_calls.judge(plan)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m, n, o: (m, n, o * 1.0001), "out"),
+        (lambda m, n, o: (m, n * 1.0001, o), "out"),
+        (lambda m, n, o: (m, n * 1.0001, o * 1.0001), "lse"),
+        (lambda m, n, o: (m, n, -o), "out"),
+        (lambda m, n, o: (np.where(m == 3, 4, m), n, o), "lse"),
+        (lambda m, n, o: (np.where(np.isnan(m), -np.inf, m), n, o), "a row that fails"),
+        (lambda m, n, o: (m, np.where(m == -np.inf, 1, n), o), "a row that sees nothing"),
+    ],
+)
+def test_the_reference_notices_other_numbers_of_a_merge(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any], words: str
+) -> None:
+    plan, merge = _partials(), rk.attention_merge
+    assert fuzz_calls.judge(plan) == ""
+
+    def wrong(partials: Any, **how: Any) -> Any:
+        stats, sums, splits = partials
+        xp = torch if isinstance(stats, torch.Tensor) else np
+        m, l, o = change(*(np.asarray(x) for x in (stats[..., 0], stats[..., 1], sums)))  # noqa: E741
+        found = [np.stack([m, l], -1).astype(np.float32), np.ascontiguousarray(o, np.float32)]
+        return merge((*(found if xp is np else map(torch.from_numpy, found)), splits), **how)
+
+    monkeypatch.setattr(rk, "attention_merge", wrong)
+    assert re.search(f"by the reference: .*{words}", fuzz_calls.judge(plan), re.S)
 
 
 def test_a_call_that_ends_the_process_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

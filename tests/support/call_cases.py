@@ -5,24 +5,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import rl_kernel_native as rk
-
-
-class Operand(NamedTuple):
-    """Describes an array that is not made yet.
-
-    Attributes:
-        written: the operator writes it (out=, main_grad, caches).
-    """
-
-    values: np.ndarray
-    dtype: str
-    written: bool = False
-
+from call_draws import FLOATS, Draw, Operand
 
 # Public functions that compute nothing from arrays.
 NOT_OPERATORS = {
@@ -34,67 +22,6 @@ OPERATORS = [
     for name in rk.__all__
     if inspect.isfunction(getattr(rk, name)) and not name.endswith("_reference") and name not in NOT_OPERATORS
 ]
-MASKS = ("bool", "uint8", "int32", "int64", "float32", "bfloat16", "float64")
-FLOATS = ("float32", "bfloat16", "float16")
-
-
-class Draw:
-    """Draws numbers and arrays of one call."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-        self.dtype = self.of(*FLOATS)  # dtype of operands for which any dtype is valid
-
-    def of(self, *choices: Any) -> Any:
-        return choices[int(self.rng.integers(len(choices)))]
-
-    def chance(self, share: float = 0.5) -> bool:
-        return bool(self.rng.random() < share)
-
-    def perhaps(self, value: Callable[[], Any], share: float = 0.5) -> Any:
-        return value() if self.chance(share) else None
-
-    def size(self, *choices: int) -> int:
-        return int(self.of(*(choices or (1, 2, 3, 5, 8))))
-
-    def tokens(self) -> tuple[int, ...]:
-        """The shape of padded tokens, or of one sequence."""
-        count = self.size(0, 1, 2, 3, 7, 17, 130)
-        return (self.size(0, 1, 2, 3), count) if self.chance(0.7) else (count,)
-
-    def normal(self, *shape: int, dtype: str = "float32") -> Operand:
-        return Operand(self.rng.standard_normal(shape, np.float32), dtype)
-
-    def matrix(self, *shape: int) -> Operand:
-        return self.normal(*shape, dtype=self.dtype)
-
-    def logprobs(self, shape: tuple[int, ...]) -> Operand:
-        return Operand(-np.abs(self.rng.standard_normal(shape, np.float32)), "float32")
-
-    def integers(self, low: int, high: int, *shape: int) -> Operand:
-        return Operand(self.rng.integers(low, max(high, low + 1), shape), self.of("int32", "int64"))
-
-    def mask(self, shape: tuple[int, ...]) -> Operand:
-        return Operand((self.rng.random(shape) < 0.7).astype(np.int64), self.of(*MASKS))
-
-    def ones(self, *shape: int) -> Operand:
-        return Operand(np.abs(self.rng.standard_normal(shape, np.float32)) + np.float32(0.5), "float32")
-
-    def zeros(self, *shape: int, dtype: str = "float32") -> Operand:
-        return Operand(np.zeros(shape), dtype, written=True)
-
-    def cuts(self, total: int, parts: int, dtype: str = "") -> Operand:
-        inner = np.sort(self.rng.integers(0, total + 1, max(parts - 1, 0)))
-        ends = np.concatenate(([0], inner, [total]))[: parts + 1]
-        return Operand(ends, dtype or self.of("int32", "int64"))
-
-    def sequences(self) -> tuple[tuple[int, ...], Operand | None, int]:
-        """A shape of tokens, the offsets if they are packed, and the number of sequences."""
-        shape = self.tokens()
-        if len(shape) == 2:
-            return shape, None, shape[0]
-        parts = self.size(1, 2, 4)
-        return (shape, self.cuts(shape[0], parts), parts) if self.chance() else (shape, None, 1)
 
 
 def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -> dict[str, Any]:
@@ -113,9 +40,17 @@ def _paged_attention(d: Draw, batch: int, length: int, group: int, width: int) -
 
 def _attention(d: Draw) -> dict[str, Any]:
     given = _whole_attention(d)
-    if d.chance(0.2):
-        given.update(sinks=None, return_partials=True)
-    return given
+    if not d.chance(0.3):
+        return {**given, "return_lse": d.chance()}
+    given.update(sinks=None, return_partials=True)
+    if given.get("cu_seqlens_k") is not None or given.get("block_table") is not None or d.chance():
+        return given
+    length = d.size(1024, 1025, 2500)  # one split, two, and three
+    own = [s for s in range(4) if d.chance(0.7)]
+    held = sum(max(min(1024 * (s + 1), length) - 1024 * s, 0) for s in own)
+    batch, _, heads, width = given["q"].values.shape
+    kv = {name: d.matrix(batch, held, 1 if heads % 2 else 2, width) for name in "kv"}
+    return {**given, **kv, "splits": own, "seqused_k": Operand(np.full(batch, length), "int32")}
 
 
 def _whole_attention(d: Draw) -> dict[str, Any]:
@@ -137,14 +72,30 @@ def _whole_attention(d: Draw) -> dict[str, Any]:
 
 def _attention_merge(d: Draw) -> dict[str, Any]:
     rows = (*([d.size(1, 2)] if d.chance() else []), d.size(0, 1, 5), d.size(1, 2))
-    splits, width = d.size(0, 1, 3), d.of(8, 16)
-    stats = np.stack([d.rng.integers(-3, 9, (splits, *rows)), d.rng.random((splits, *rows)) + 0.5], -1)
-    numbers = tuple(d.rng.permutation(9)[:splits].tolist())
+    splits, width = d.size(0, 1, 3, 9), d.of(8, 16)
+    m = d.rng.integers(*d.of((-3, 9), (-200, 200)), (splits, *rows)).astype(np.float32)
+    length = d.rng.random((splits, *rows), np.float32) + np.float32(0.5)
+    sums = d.normal(splits, *rows, width)
+    if d.chance(0.4):  # splits without a contribution, rows that fail, and values beyond float32
+        kinds = d.rng.choice(5, m.shape, p=(0.5, 0.2, 0.2, 0.05, 0.05))
+        for kind, value in enumerate((-np.inf, -np.inf, np.nan, 2.0**21 - 1), 1):
+            m[kinds == kind] = value
+        length[kinds == 1], length[(kinds == 2) | (kinds == 3)] = 0, 1
+        length[kinds == 3] = 0
+        sums.values[d.rng.random(sums.values.shape) < 0.02] = d.of(np.inf, np.nan, 3e38, -np.inf)
+    numbers = tuple(d.rng.permutation(40)[:splits].tolist())
     return {
-        "partials": (Operand(stats.astype(np.float32), "float32"), d.normal(splits, *rows, width), numbers),
-        "out_dtype": d.of(*FLOATS), "sinks": d.perhaps(lambda: d.normal(rows[-1])), "return_lse": d.chance(),
-        "exp": "portable",
+        "partials": (Operand(np.stack([m, length], -1), "float32"), sums, numbers),
+        "out_dtype": d.of(*FLOATS), "return_lse": d.chance(), "exp": "portable",
+        "sinks": d.perhaps(lambda: _sinks(d, rows[-1])),
     }  # fmt: skip
+
+
+def _sinks(d: Draw, heads: int) -> Operand:
+    found = d.normal(heads)
+    if d.chance(0.3):
+        found.values[...] = d.of(-np.inf, np.inf, np.nan, 100.0, -100.0, 2e6, -2e6)
+    return found
 
 
 def _attention_merge_approximate(d: Draw) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import numpy as np
 
 import rl_kernel_native as rk
 from call_cases import CALLS, Draw, Operand
+from call_references import REFERENCES, found_of
 from rl_kernel_native import _check
 
 CANARY = 0xA5
@@ -81,7 +82,7 @@ except ImportError:  # then NumPy has no bfloat16
 # Phrases of errors about a required gradient, and about an argument that must fit another argument.
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
-    r"|at most \d+ \(the number of|a divisor of \d+ \(the number of"
+    r"|at most \d+ \(the number of|a divisor of \d+ \(the number of|<= \d+ \(the length of sequence"
 )
 # Other names that errors may use for an argument.
 ALSO = {
@@ -432,6 +433,10 @@ def judge(plan: Plan) -> str:
     if plain.result != first.result:
         return f"{_of(first)}, of contiguous arrays {_of(plain)}"
     whole = not any(isinstance(v, Wrong) for v in plan.arguments.values())
+    if whole and plan.operator in REFERENCES:
+        arguments = {name: _of_reference(value) for name, value in plan.arguments.items()}
+        if words := REFERENCES[plan.operator](arguments, [_read(x) for x in first.result]):
+            return f"by the reference: {words}"
     one_kind = not any("framework" in how for how in plan.mutated.values())
     with_gradient = any(isinstance(v, Given) and v.gradient for v in plan.arguments.values())
     # torch accepts any dtype here, since a tensor of one number often is not float32
@@ -447,6 +452,25 @@ def judge(plan: Plan) -> str:
         if other.result != first.result:
             return f"{_of(first)}, of the other framework {_of(other)}"
     return ""
+
+
+def _of_reference(value: Any) -> Any:
+    """An argument, with the numbers that the call read."""
+    if isinstance(value, (list, tuple)):
+        return [_of_reference(x) for x in value]
+    if not isinstance(value, Given):
+        return value
+    stored = _stored(value.operand)
+    if value.layout == "expanded" and stored.ndim and len(stored):
+        stored = np.broadcast_to(stored[:1], stored.shape)
+    return found_of(np.ascontiguousarray(stored).reshape(stored.shape), value.operand.dtype)
+
+
+def _read(result: Any) -> Any:
+    if isinstance(result, int):
+        return result
+    shape, dtype, data = result
+    return found_of(np.frombuffer(data, "int16" if dtype == "bfloat16" else dtype).reshape(shape), dtype)
 
 
 def _has_bfloat16(plan: Plan) -> bool:
