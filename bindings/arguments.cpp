@@ -101,7 +101,8 @@ void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t colu
 }
 
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
-  // The __index__ of an array with one integer waits for the array's device; for other arrays it raises an error.
+  // Refuses arrays before it calls `__index__`: for an array with one integer, `__index__` would wait for the array's
+  // device.
   const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
   const nb::object index = nb::steal(is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
   if (!index.is_valid()) {
@@ -183,7 +184,7 @@ void require_given(nb::handle object, const char* name) {
 
 void require_flags(const Array& mask) {
   const std::string dtype = name_of(mask.type());
-  // Some floats of 8 bits lack -0, or even 0.
+  // Floats of 8 bits are refused as a mask, since some of these types have no -0, or not even 0.
   const bool is_float8 = mask.element_bytes() == 1 && dtype.starts_with("float");
   if (mask.element_bytes() > 8 || is_float8 || dtype.starts_with("complex")) {
     type_error(mask.name(), "dtype bool, of integers or of floats of 16 bits and more, got ", dtype);
@@ -263,8 +264,8 @@ PolicyTokens TokenArguments::required(nb::handle object, const char* name, bool 
     require_columns(a);
     return {data, stride_of(a), 1};
   }
-  // If there are as many packed tokens as sequences, [n] means one value per token, since on a GPU the lengths cannot
-  // be read. [n, 1] means one value per sequence.
+  // If there are as many packed tokens as sequences, an array [n] is read as one value per token, because the call
+  // cannot read the sequences' lengths on a GPU. An array [n, 1] is read as one value per sequence.
   const std::int64_t n = sequences_.num_sequences;
   if (per_sequence && (a->ndim == 1 || (a->ndim == 2 && a->shape[1] == 1)) && a->shape[0] == n) {
     return {data, a->stride(0), 0};

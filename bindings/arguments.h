@@ -21,14 +21,14 @@ using Sizes = std::vector<std::int64_t>;
 // The shape [leading..., columns].
 Sizes shape_with(std::span<const std::int64_t> leading, std::int64_t columns);
 
-// An operand [..., columns] with contiguous columns, whose leading dimensions are rows.
+// An operand [..., columns]. Its columns are contiguous, and its leading dimensions are the rows.
 struct RowsArgument {
   RowsArgument(Frame* frame, nb::handle object, const char* name);
 
   const TensorView* operator->() const { return array.operator->(); }
   std::span<const std::int64_t> leading() const { return array.shape().first(array->ndim - 1); }
-  // put() sets the address and the layout of the rows in a kernel's params. lead(), for a call's first operand, also
-  // sets the number of rows, their columns and the dtype.
+  // put() sets the address and the layout of the rows in a kernel's params. lead() is for the first operand of a call;
+  // it also sets the number of rows, the number of columns and the dtype.
   template <class T>
   void put(const T** data, RowLayout* layout) const {
     *data = array.data<T>();
@@ -47,10 +47,10 @@ struct RowsArgument {
   std::int64_t num_rows = 1, columns = 0;
 };
 
-// A weight [out_features, in_features], whose rows have any stride.
+// A weight [out_features, in_features]. Its rows may have any stride.
 struct WeightArgument {
-  // Raises an error if the dtype or device differs from that of `like`, or if the weight's dimension `dimension`
-  // differs from the number of columns of `like`.
+  // Raises an error if the dtype or device differs from that of `like`, or if the weight's size in dimension number
+  // `dimension` differs from the number of columns of `like`.
   WeightArgument(Frame* frame, nb::handle object, const char* name, const RowsArgument& like, int dimension);
 
   template <class Params>
@@ -65,8 +65,8 @@ struct WeightArgument {
   std::int64_t out_features = 0, in_features = 0;
 };
 
-// Reads a bias [out_features] in float32, in the operands' dtype or in `also`; null for None. `dtypes` and `like` are
-// texts for errors.
+// Reads a bias [out_features]. Its dtype must be float32, `dtype` (the operands' dtype) or `also`. The result is null
+// if Python passed None. `dtypes` and `like` are parts of the error messages.
 const Array* read_bias(Frame* frame, nb::handle object, const char* dtypes, std::int64_t columns, DType dtype,
                        const char* like, DType also = DType::kFloat32);
 template <class Params>
@@ -76,23 +76,26 @@ void put_bias(const Array* bias, Params* p) {
   p->bias_dtype = bias->view().dtype;
 }
 
-// Layout of the rows that the first `dims` dimensions span. `what` names these dimensions in errors.
+// The layout of the rows that the first `dims` dimensions form. `what` names these dimensions in errors.
 RowLayout read_layout(const Array& a, int dims, const char* what);
-// Whether this number of parts makes a tree.
+// Whether a perfect binary tree of at most eight leaves can sum this number of parts.
 inline bool is_tree(std::int64_t parts) { return parts == 1 || parts == 2 || parts == 4 || parts == 8; }
 
-// Refuses float32 on a GPU, whose matrix units do not have it, and a device whose backend this build lacks.
+// Raises an error for float32 on a GPU, because a GPU's matrix units would round it to TF32. Also raises an error for a
+// device that this build has no kernels for.
 void check_operand(const RowsArgument& a);
 // `code` is a number from _arithmetic.py. GPUs ignore `code` and compute with their own units.
 Arithmetic read_arithmetic(int code, const RowsArgument& operand);
-// `code` is the number of a DType, or negative for `otherwise`.
+// The DType with the number `code`; `otherwise` if `code` is negative.
 DType read_dtype(int code, DType otherwise);
 DType read_logits_dtype(int code, DType operands);  // float32, or the operands' dtype
-// Reads a call's exp. Python passes `exp` as a number, except in an eager call on a CUDA device, which passes the
-// user's own value. A value that this function does not know is refused, so that the general path in Python handles it.
+// Reads the argument `exp` of a call. Python passes it as a number. The exception is an eager call (call.h) on a CUDA
+// device, which passes the user's own value. If this function does not know that value, it raises an error, and Python
+// makes the call through torch's dispatcher.
 Exp read_exp(nb::handle exp, Device device);
-// Refuses a shard that is not whole parts of rule 5. The message suggests a padded width. Before the width it prints
-// `names`, which is empty or the name of the argument that takes this width, followed by "=".
+// Raises the error about a shard that does not consist of whole parts of the vocabulary (docs/numerics.md, rule 5). The
+// message suggests a padded width. Before the width it prints `names`, which is empty or the name of the argument that
+// takes this width, followed by "=".
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
 // Reads a Python integer that fits 64 bits.
 std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
@@ -103,7 +106,7 @@ void require_columns(const Array& a);                                  // requir
 void require_columns_below(const RowsArgument& a, int bits);           // requires fewer than 2^bits columns
 void check_dtype(const Array& a, const Array& like);                   // requires the dtype of `like`
 void check_like(const RowsArgument& a, const RowsArgument& like);      // dtype and shape
-void check_head_dim(const Array& a);                                   // checks attention's last dimension
+void check_head_dim(const Array& a);                                   // checks head_dim, the last dimension
 void check_gradient_dtype(const char* name, DType dtype, DType rows);  // requires float32 or the dtype of dy
 void check_leading(const RowsArgument& a, const RowsArgument& like);   // compares shapes except for the last dimension
 void check_float32_or(const Array& a, const Array& like);              // requires float32 or the dtype of `like`
@@ -125,10 +128,11 @@ void check_dense(const Array& a, Shape shape, const Words&... why) {
 void require_given(nb::handle object, const char* name);
 // Raises an error if a mask cannot have this dtype: complex, wider than 8 bytes, or a float of 8 bits.
 void require_flags(const Array& mask);
-// The TokenMask of a checked mask.
+// The TokenMask of an array that require_flags() has checked.
 TokenMask flags_of(const Array& mask);
 
-// Reads a mask that must have the shape of the array named `whose`. None: every token counts.
+// Reads a mask, which must have the shape `shape`. `whose` is the name of the array with this shape. If Python passed
+// None, every token counts.
 TokenMask read_mask(Frame* frame, nb::handle object, std::span<const std::int64_t> shape, const char* whose);
 
 // Offsets [num + 1], or None.
@@ -171,7 +175,7 @@ class TokenArguments {
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts
-  // Returns params with the sequences, the mask, and the first array in the field `to`.
+  // Returns params with three fields set: the sequences, the mask, and the field `to`, which gets the first array.
   template <class Params, class Field>
   Params params(nb::handle mask_object, Field Params::*to) {
     Params p;
@@ -180,7 +184,7 @@ class TokenArguments {
     fill(&(p.*to), first());
     return p;
   }
-  // Sets the first array and its sequences in params that have no field of type Sequences.
+  // Sets the first array and its sequences in params that have a separate field for each property of the sequences.
   template <class Params>
   void put(const void** data, std::int64_t* between_rows, Params* p) const {
     *data = first_->data;
@@ -204,8 +208,8 @@ class TokenArguments {
 
 constexpr Dtypes kCounts{{DType::kInt32, DType::kInt64, DType::kFloat32}, "int32, int64 or float32"};
 
-// An array [count] of any stride, or None. A negative count allows any number of elements. In errors `of` says what is
-// counted, and `cure` gives the remedy for an array of more dimensions.
+// An array [count] of any stride, or None. A negative count allows any number of elements. In error messages, the text
+// `of` says what is counted, and the text `cure` gives the remedy for an array with more dimensions.
 class VectorArgument {
  public:
   VectorArgument(Frame* frame, nb::handle object, const char* name, const Dtypes& dtypes, std::int64_t count,

@@ -76,7 +76,8 @@ struct Call : AttentionInput {
   }
 
   // Kernels read int32, so this function copies int64 offsets in the CPU's memory. An offset that does not fit int32
-  // becomes an offset out of range. ops/attention.py does the same for torch tensors, on their device.
+  // becomes the nearest int32. A kernel treats that int32 as out of range, too. ops/attention.py does the same for
+  // torch tensors, on their device.
   const std::int32_t* offsets(int of, const char* name, std::int64_t size, std::int64_t* num) {
     const OffsetsArgument list(frame_, given(of), name);
     const std::int64_t count = list.num_sequences + 1;
@@ -92,7 +93,7 @@ struct Call : AttentionInput {
     return narrow.data();
   }
 
-  // Requires the shape of tokens with heads: in a batch, in pages, or packed with a list of offsets.
+  // Requires an array of tokens with heads: a batch, pages, or packed tokens with a list of offsets.
   void require_tokens(const Array& a, bool packed, bool paged, const char* offsets) const {
     if (a->ndim == (packed ? 3 : 4)) return require_columns(a);
     require_shape(false, a, "shape ",
@@ -114,7 +115,7 @@ struct Call : AttentionInput {
     if (packed) cu_seqlens_q = offsets(kCuSeqlensQ, name, -1, &num_sequences);
   }
 
-  // ops/attention.py has refused arguments that cannot be combined with a tree.
+  // ops/attention.py has already refused the arguments that cannot be combined with a tree of token segments.
   void read_tree() {
     require(has(kCuSeqlensQ) && causal, "tree", "causal and packed tokens, got others");
     read_heads(true, false, "cu_segments");
@@ -167,7 +168,7 @@ struct Call : AttentionInput {
     v = heads(of_v);
   }
 
-  // Reads a table of pages with `rows` rows; `rest` is the end of its shape.
+  // Reads a table of page ids with `rows` rows. `rest` is the end of the expected shape in error messages.
   const std::int32_t* table(int of, std::int64_t rows, const char* rest, std::int64_t* pages, std::int64_t* stride) {
     const Array& a = frame_->read(given(of), kNames[of], kInt32);
     require_shape(a->ndim == 2 && a->shape[0] == rows, a, "shape [", rows, ", ", rest);
@@ -195,7 +196,7 @@ struct Call : AttentionInput {
     if (PyBool_Check(window.ptr()) || !PyIndex_Check(window.ptr())) {
       type_error("window_size", "None or an integer, got ", kind_of(window));
     }
-    const Py_ssize_t size = PyNumber_AsSsize_t(window.ptr(), nullptr);  // clipped
+    const Py_ssize_t size = PyNumber_AsSsize_t(window.ptr(), nullptr);  // clips an integer beyond Py_ssize_t
     require(size >= 1, "window_size", "None or a number of keys >= 1, got ", size);
     require(causal, "window_size", "None beside causal=False: the window ends at the query, got ", size);
     window_size = std::min<std::int64_t>(size, std::int64_t{1} << 32);
@@ -251,7 +252,7 @@ RLK_EAGER_FUNCTION(attention, 14, (), nb::tuple arrays, nb::tuple options, nb::h
   return results.add(&p.lse, call.lse_shape(), wants_lse).run(rlk::attention, &p, attention_workspace_bytes);
 }
 
-// Numbers of the splits that a call for partials computes, ascending.
+// The ascending numbers of the splits for which a call computes partials: the results of each split before the merge.
 Sizes read_splits(nb::handle given, const AttentionInput& p) {
   Sizes splits;
   if (given.is_none()) {
@@ -297,7 +298,8 @@ RLK_FUNCTION(attention_partials, (), nb::tuple arrays, nb::tuple options, nb::ha
   return results.result();
 }
 
-// Reads a contiguous float32 array of this shape, null for None. `what` explains the shape in errors.
+// Reads a contiguous float32 array of this shape. The result is null if Python passed None. `what` explains the shape
+// in errors.
 const float* read_rows(Frame* frame, nb::handle given, const char* name, std::span<const std::int64_t> shape,
                        const char* what) {
   const Array* const a = frame->optional(given, name, kFloat32);
@@ -332,7 +334,8 @@ RLK_FUNCTION(attention_backward, (dout_given, dlse_given, out_given, lse_given),
       .run(rlk::attention_backward, &p, attention_backward_workspace_bytes);
 }
 
-// Reads the shape of the parts or partials: [parts, batch, tokens, heads, head_dim], packed without batch.
+// Reads the sizes of the arrays to merge from their shape: [parts, batch, tokens, heads, head_dim], or without batch if
+// packed.
 void read_shape(const Array& a, AttentionMergeParams* p) {
   require_shape(a->ndim == 4 || a->ndim == 5, a,
                 "shape [splits, batch, tokens, heads, head_dim], or packed [splits, tokens, heads, head_dim]");
@@ -434,8 +437,8 @@ struct Step {
   std::int64_t stride, most;
 };
 
-// Whether rows of two caches share a byte. Both caches have the same steps, largest first; the caches begin `apart`
-// bytes apart.
+// Whether a row of k_cache shares a byte with a row of v_cache. `steps` holds the dimensions of both caches, in
+// descending order of their strides. v_cache begins `apart` bytes after k_cache.
 bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_bytes, std::int64_t v_bytes) {
   if (steps.empty()) return -v_bytes < apart && apart < k_bytes;
   std::int64_t reach = std::max(k_bytes, v_bytes);
@@ -449,7 +452,7 @@ bool rows_meet(std::span<const Step> steps, std::int64_t apart, std::int64_t k_b
   return false;
 }
 
-// If the caches have different strides, the test only compares where they begin.
+// If the caches have different strides, the function only compares the addresses at which they begin.
 bool share_memory(const TensorView& k, const TensorView& v, int element_bytes) {
   if (k.num_elements() == 0 || v.num_elements() == 0) return false;
   std::vector<Step> steps;
@@ -492,7 +495,7 @@ RLK_EAGER_FUNCTION(kv_cache_append, 5, (k_given, v_given, k_cache_given, v_cache
   const Array& slots = frame->read(slot_mapping, "slot_mapping", kIndices);
   require(slots->ndim == 1 && slots->shape[0] <= num_tokens && slots->is_contiguous(), slots,
           "a contiguous array of at most ", num_tokens, " slots (the tokens of k), got shape ", slots.shape());
-  frame->require_writable(k_cache, &v_cache);  // checked again, now also against `slots`
+  frame->require_writable(k_cache, &v_cache);  // the second check also covers `slots`
   frame->require_writable(v_cache, &k_cache);
   CacheAppendParams p;
   p.k = side_of(k, k_cache);

@@ -15,7 +15,7 @@ struct Taken {
   std::int64_t calls = 0, last_bytes = 0, most_bytes = 0;
 };
 std::mutex mutex;
-std::map<std::string, Taken> taken;  // by device
+std::map<std::string, Taken> taken;  // the key is the name of a device
 
 }  // namespace
 
@@ -33,7 +33,7 @@ nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data)
 }
 
 std::unique_lock<std::mutex> lock_accumulation(Device device) {
-  // The lock is never destroyed, since a thread may outlive the interpreter. A forked child needs a new lock, since it
+  // This lock is never destroyed, since a thread may outlive the interpreter. A forked child needs a new lock, since it
   // has no thread that could unlock the old one.
   static std::mutex* const mutex = new std::mutex;
   [[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, [] { new (mutex) std::mutex; });
@@ -82,9 +82,9 @@ RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
 
 namespace {
 
-// What set_torch keeps, in the order of its tuple: functions that tell whether something is active, functions of a
-// tensor, autocast_hint, types, Tensor's __torch_dispatch__, dicts of modules and names. Looking up a name in a dict
-// takes a third of the time of an attribute access.
+// Indices of the objects that set_torch() keeps, in the order of its tuple. First come functions that tell whether a
+// mode of torch is active, then functions of a tensor, `autocast_hint`, types, Tensor's `__torch_dispatch__`, dicts of
+// modules, and names. A lookup in a module's dict takes a third of the time of an attribute access.
 // clang-format off
 enum Of {
   kFunctorch, kModes, kJitTracing, kFunctionModes, kProfiler, kAutocast, kGradient, kIsWrapped, kIsBatched, kAutocastHint,
@@ -108,7 +108,8 @@ bool is(Of predicate, nb::handle tensor) {
 }
 bool has(Of name, nb::handle tensor) { return truth(PyObject_GetAttr(tensor.ptr(), torch_[name])); }
 
-// If torch lacks one of the names, the call takes the general path.
+// Whether torch neither traces nor transforms the running code. The result is false if torch lacks one of the names;
+// the call then goes through torch's dispatcher.
 bool is_untraced() {
   if (!torch_[kTensor]) return false;  // torch is not loaded
   if (is_active(kFunctorch) || is_active(kModes) || is_active(kJitTracing)) return false;
@@ -121,7 +122,7 @@ PyObject* type_of(nb::handle object) { return reinterpret_cast<PyObject*>(Py_TYP
 bool has_plain_type(nb::handle tensor) {
   return type_of(tensor) == torch_[kTensor] || type_of(tensor) == torch_[kParameter];
 }
-// Whether the memory of a torch tensor, which may be empty, holds its numbers.
+// Whether the memory of a torch tensor holds its numbers. The tensor may be empty.
 bool is_plain(nb::handle tensor) {
   if (!has_plain_type(tensor)) return false;
   return has_numbers(tensor) || !(is_negated(tensor) || has(kIsMeta, tensor) || is(kIsWrapped, tensor));
@@ -134,8 +135,8 @@ bool is_parameter(nb::handle object) {
   return dispatch.ptr() == torch_[kDispatch];
 }
 
-// Whether an operator's argument is a number, None, a dtype, or a tensor that has its numbers in memory and wants no
-// gradient. A list of such values is direct, too.
+// Whether an operator's argument may go straight to a kernel: a number, None, a dtype, or a tensor that has its numbers
+// in memory and wants no gradient. A list may go if all its elements may.
 bool is_direct(nb::handle argument, bool grad_enabled) {
   PyObject* const x = argument.ptr();
   if (argument.is_none() || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x)) return true;

@@ -17,8 +17,9 @@
 
 namespace rlk::bindings {
 
-// Locks main_grad on the CPU while a call reads, adds to and writes it, since backwards in several threads may share
-// main_grad. On a GPU the lock is empty, since the stream orders the backwards.
+// A lock for a call that adds its gradient to main_grad, an array of the caller. On the CPU, backwards that run in
+// several threads may share main_grad, so the lock lets one call at a time change it. On a GPU the lock is empty,
+// because the stream runs the backwards one after another.
 std::unique_lock<std::mutex> lock_accumulation(Device device);
 
 // Takes at least `bytes` of workspace from the caller's allocator, whose cache keeps the memory for the next call. The
@@ -26,12 +27,12 @@ std::unique_lock<std::mutex> lock_accumulation(Device device);
 // the bytes per device.
 nb::object take_workspace(const Caller& caller, std::int64_t bytes, void** data);
 
-// The least number of bytes that a caller's limit must allow.
+// The least value of `workspace_bytes`, the caller's limit of the workspace, with which a call can run.
 inline std::int64_t least_bytes(const WorkspaceRange& range) {
   return range.least == 0 ? 0 : range.least + kWorkspaceAlign;
 }
 
-// Reads a caller's limit. None gives nullopt.
+// Reads `workspace_bytes`. If Python passed None, there is no limit, and the result is nullopt.
 inline std::optional<std::int64_t> read_workspace_bytes(nb::handle bytes) {
   if (bytes.is_none()) return std::nullopt;
   return read_integer(bytes, "workspace_bytes", "a number of bytes");
@@ -53,7 +54,7 @@ class ReleasedGil {
   ~ReleasedGil() {
     try {
       PyEval_RestoreThread(state_);
-    } catch (...) {  // pthread_exit unwinds the stack, and a return would interrupt it
+    } catch (...) {  // pthread_exit is unwinding the stack, which a return would interrupt
       for (;;) pause();
     }
   }
@@ -157,23 +158,25 @@ class Results {
   int count_ = 0;
 };
 
-// ---- state of torch, which decides whether an eager call may bypass its dispatcher --------------------------------------
+// ---- does the state of torch let an eager call bypass its dispatcher? -----------------------------------------------
 
-// Stores objects of torch, which call.cpp lists, and the function of set_plain_types.
+// Stores the objects of torch that call.cpp lists, and passes `without_override` to set_plain_types().
 void set_torch(nb::tuple given, nb::object without_override);
 
-// The gradients that autograd wants of a call: bit i for tensor i. The result is negative if the running code is traced
-// or transformed, or if a tensor does not have its numbers in memory. Values that are not tensors are ignored.
+// The gradients that autograd needs from a call: bit i is set if tensor i needs a gradient. The result is negative if
+// the running code is traced or transformed, or if a tensor does not have its numbers in memory. Values that are not
+// tensors are ignored.
 std::int64_t wanted_gradients(nb::tuple tensors);
 // Whether a call of a registered operator with these arguments may go straight to its kernel. An argument may also be a
-// parameter of a subclass, if the subclass changes nothing below __torch_function__.
+// parameter of a subclass that keeps Tensor's `__torch_dispatch__`.
 bool may_skip_dispatcher(nb::tuple arguments);
 // Whether a backward may pass this gradient straight to a kernel. A gradient may be of another kind than the forward's
 // tensors, so each gradient is tested.
 bool is_direct_gradient(nb::handle gradient);
 
-// Whether these arguments may go straight to a kernel. Each must be None, or a CUDA tensor of a plain type on the
-// device of the first tensor. No argument may be traced, transformed, cast by autocast, or want a gradient.
+// Whether these arguments may go straight to a kernel. The first must be a CUDA tensor of a plain type. Each other
+// argument must be None or a tensor of a plain type. The result is false while autocast is active, while torch traces
+// or transforms the running code, or if a tensor wants a gradient.
 bool may_bypass_dispatcher(std::initializer_list<nb::handle> tensors);
 
 // Hint for an error about different dtypes; empty if torch's autocast is off.
@@ -186,17 +189,18 @@ struct Registered {
   explicit Registered(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();
 };
-// RLK_PLAIN_FUNCTION(name, parameters) { body } is a function of the module, which returns an nb::object.
+// RLK_PLAIN_FUNCTION(name, parameters) { body } defines a function of the module. It returns an nb::object.
 #define RLK_PLAIN_FUNCTION(name, ...)                                         \
   nb::object name(__VA_ARGS__);                                               \
   const Registered k_##name([](nb::module_& m) { define(m, #name, &name); }); \
   nb::object name(__VA_ARGS__)
-// RLK_FUNCTION defines a function that allocates. The function's parameters are `frame`, then `objects`, then
-// parameters that are given with their types.
+// RLK_FUNCTION defines a function that allocates its outputs. The function's parameters are `frame`, then an nb::handle
+// for each name in `objects`, then the remaining parameters, which are written with their types.
 #define RLK_FUNCTION(name, objects, ...) \
   RLK_PLAIN_FUNCTION(name, Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__)
-// RLK_EAGER_FUNCTION defines a function that allocates, and its eager call, <name>_eager. Tensors are the first
-// `tensors` arguments of that call, or the entries of its first argument.
+// RLK_EAGER_FUNCTION defines a function that allocates its outputs, and <name>_eager, its eager call: a call that
+// bypasses torch's dispatcher. The first `tensors` arguments of the eager call, or the entries of its first argument,
+// are the tensors.
 #define RLK_EAGER_FUNCTION(name, tensors, objects, ...)                                                              \
   nb::object name(Frame* frame RLK_EACH(RLK_OBJECT, , , RLK_UNPACKED objects) __VA_OPT__(, ) __VA_ARGS__);           \
   const Registered k_##name##_eager([](nb::module_& m) { define_eager<&name, tensors>(m, #name "_eager", &name); }); \
@@ -241,7 +245,7 @@ template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Arguments...)) {
   define_call<Arguments...>(m, name, function);
 }
-// Defines a function that allocates. Python passes the function's Frame last, as `allocate` and `stream`.
+// Defines a function that allocates its outputs. Python passes the function's Frame last, as `allocate` and `stream`.
 template <class... Arguments>
 void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arguments...)) {
   define_call<Arguments..., nb::handle, std::uintptr_t>(
@@ -251,9 +255,10 @@ void define(nb::module_& m, const char* name, nb::object (*function)(Frame*, Arg
       });
 }
 
-// Defines the eager call of a function that allocates. The eager call keeps the host cost of a decode step low. It
-// returns NotImplemented before it starts a kernel if may_bypass_dispatcher does not allow the first kTensors
-// arguments, or if an argument is refused. The general path then resolves torch's negative bit, or raises the error.
+// Defines the eager call of a function that allocates its outputs. An eager call bypasses torch's dispatcher, which
+// keeps the host's cost of a decode step low. It returns NotImplemented before it starts a kernel if
+// may_bypass_dispatcher() refuses the first kTensors tensors, or if an argument is invalid. Python then calls the
+// operator through the dispatcher, which resolves torch's negative bit or raises the error.
 template <auto kFunction, int kTensors, class... Arguments>
 void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Arguments...)) {
   define(

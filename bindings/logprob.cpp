@@ -40,7 +40,7 @@ struct LogprobArguments {
   nb::handle logits, target;
   // (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept ids, kept offsets)
   const nb::tuple& numbers;
-  nb::handle exp;                                          // read_exp() reads it
+  nb::handle exp;                                          // a value that read_exp() reads
   nb::handle vocab_start = Py_None, vocab_size = Py_None;  // None if the logits hold the whole row
   double label_smoothing = 0.0;
 };
@@ -60,7 +60,7 @@ struct LogprobCall : LogprobInput {
     logits_rows = read_layout(first, last, "leading dimensions");
     read(frame, a);
   }
-  // For linear_logprob, whose logits [rows of hidden, columns] are not in memory; a.logits is None.
+  // This constructor is for linear_logprob, which has no array of logits [rows of hidden, columns]. a.logits is None.
   LogprobCall(Frame* frame, const LogprobArguments& a, const Array& hidden, std::int64_t columns, DType of_logits)
       : first(hidden) {
     dtype = of_logits;
@@ -167,8 +167,9 @@ void read_backward_rows(Frame* frame, const LogprobCall& call, const nb::tuple& 
 // asks for output i.
 constexpr std::array<const char*, 5> kOutputs = {"out.logprob", "out.lse", "out.entropy", "out.sum_p_sq", "out.status"};
 
-// Adds outputs over `rows`, and points the params to the outputs. `out` has the caller's outputs of a call, which are
-// checked. If logprob alone is wanted, no other output is added, and the call returns one array in place of a tuple.
+// Adds outputs of shape `rows`, and points the params to the outputs. `out` has the arrays that the caller gave for
+// outputs; the function checks them. If logprob alone is wanted, no other output is added, and the call returns one
+// array in place of a tuple.
 template <class Params>
 void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> rows, int returns, Params* p,
                  const LogprobCall* call = nullptr, nb::handle out = nb::none()) {
@@ -190,7 +191,8 @@ void add_outputs(Frame* frame, Results* results, std::span<const std::int64_t> r
   add_one(4, &p->status);
 }
 
-// `numbers` is LogprobArguments::numbers. An eager call has no kept set and no given outputs.
+// `numbers` is `LogprobArguments::numbers`. In an eager call, rows have no kept set (a list of the columns that top-k
+// or top-p left), and `out` is None.
 RLK_EAGER_FUNCTION(logprob, 1, (logits, target), nb::tuple numbers, nb::handle exp, int returns, nb::handle out) {
   const LogprobCall call(frame, {logits, target, numbers, exp});
   LogprobParams p{call};
@@ -273,7 +275,8 @@ RLK_FUNCTION(logprob_backward, (logits, target), nb::tuple numbers, nb::handle e
 }
 
 constexpr int kReturnsLargest = 32;  // a bit of `returns`, after the bits of logprob's outputs
-// Entries of a head; all entries but the last have gradients.
+// Indices into a tuple of arrays: the head of a language model, then the targets. Each array but the last has a
+// gradient.
 constexpr int kHidden = 0, kWeight = 1, kBias = 2, kLoraA = 3, kLoraB = 4, kTarget = 5;
 
 void require_one_stride(const RowLayout& rows, std::int64_t num_rows, const char* name) {
@@ -289,9 +292,9 @@ struct HeadArguments {
   std::optional<std::int64_t> workspace_bytes;  // none: the usual size
   Head head;
 
-  // `of`: entries of a head. `numbers` is LogprobArguments::numbers. `how` is (exp, dtype of the logits or -1,
-  // workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start, vocab_size) of
-  // the weight's rows, or None.
+  // `of` has the arrays at the indices above. `numbers` is `LogprobArguments::numbers`. `how` is (exp, dtype of the
+  // logits or -1, workspace_bytes or None, unit, dh_segments, lora_scale, label_smoothing). `shard` is (vocab_start,
+  // vocab_size) of the weight's rows, or None.
   HeadArguments(Frame* frame, const nb::tuple& of, const nb::tuple& numbers, const nb::tuple& how,
                 nb::handle shard = Py_None)
       : hidden(frame, entry(of, kHidden), "hidden"),
@@ -375,8 +378,8 @@ RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::
 }
 
 // Params for the gradients that `needs` asks for, one bit per operand, before the gradients' memory is allocated. The
-// gradient of a weight with a main_grad is float32. The gradient of hidden is float32, too, if it is a shard's share of
-// a tree.
+// gradient of a weight with a main_grad is float32. The gradient of hidden is float32, too, if it is one shard's addend
+// of a tree sum over all shards.
 LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
   auto p = a.params<LinearLogprobBackwardParams>();
   p.dh_segments = a.dh_segments;

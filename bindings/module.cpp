@@ -13,7 +13,8 @@
 namespace nb = nanobind;
 
 NB_MODULE(_C, m) {
-  // Only the cached array types hold Python objects past the interpreter's exit.
+  // Turns off nanobind's warnings about leaks, since the cache of array types (ndarray.cpp) holds Python objects past
+  // the interpreter's exit.
   nb::set_leak_warnings(false);
   nb::register_exception_translator([](const std::exception_ptr& e, void*) {
     try {

@@ -10,7 +10,8 @@
 
 namespace rlk::bindings {
 
-// The ABI of DLPack 1.3: https://dmlc.github.io/dlpack/latest/c_api.html. nanobind defines the structs of an array.
+// The ABI of DLPack 1.3: https://dmlc.github.io/dlpack/latest/c_api.html. nanobind defines the structs that describe an
+// array.
 using DLDevice = nb::dlpack::device;
 using DLDataType = nb::dlpack::dtype;
 using DLTensor = nb::dlpack::dltensor;
@@ -130,7 +131,8 @@ template <class... Words>
   throw nb::buffer_error(words(name, ": expected ", expected...).c_str());
 }
 
-// An address for memory that is never read. The arrays' addresses are far apart, so no two arrays of a call overlap.
+// An address for an array without memory, which a call describes but never reads. Each address is far from all others,
+// so no two arrays of a call overlap.
 void* nowhere() {
   static std::atomic<std::uintptr_t> next{4096};
   return reinterpret_cast<void*>(next.fetch_add(std::uintptr_t{1} << 44));
@@ -379,8 +381,8 @@ Array::Array(nb::handle object, const char* name, const Dtypes& dtypes) : object
   view_.strides = t.strides ? inline_strides_ : nullptr;
   view_.data = static_cast<char*>(t.data) + t.byte_offset;
   if (!t.data) {
-    // A torch DTensor has no memory of its own, even without elements, and its DLPack view does not show that it is a
-    // DTensor.
+    // A torch DTensor has no memory of its own, whatever its number of elements. Its DLPack view does not show that it
+    // is a DTensor.
     if (kind_of(object) == "DTensor") type_error(name, "a local tensor, got a DTensor; pass tensor.to_local()");
     if (elements > 0) argument_error(name, "has no memory (a fake, meta or freed tensor)");
   }
@@ -408,7 +410,7 @@ bool is_array(nb::handle given) {
   return PyCapsule_CheckExact(given.ptr()) || exchange_api(given) != nullptr || nb::hasattr(given, "__dlpack__");
 }
 
-// how_to_build() in _variants.py has the same text.
+// The function how_to_build() in _variants.py has the same text.
 constexpr const char* kHowToBuild =
     "; uninstall it, and in a clone of the repository run: pip install . --config-settings=cmake.define.RLK_VARIANT=";
 
@@ -418,7 +420,7 @@ void require_backend(const char* op, const Array& a) {
   try {
     rlk::require_backend(op, device);
   } catch (const Unsupported& error) {
-    const std::string text = error.what();  // the part after ';' recommends wheels that no package index has
+    const std::string text = error.what();  // after ';' it recommends wheels that no package index has
     const std::string variant = device.type == DeviceType::kRocm ? "rocm6" : "cu130";
     throw Unsupported(text.substr(0, text.find(';')) + kHowToBuild + variant + " (docs/build.md)");
   }
@@ -457,7 +459,7 @@ double read_number(nb::handle value, const char* name, const char* expected) {
   const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
   const bool is_number = PyFloat_Check(object) || PyLong_CheckExact(object);
   const bool refused =
-      PyBool_Check(object) || is_tensor || (!is_number && kind_of(value).starts_with("bool"));  // NumPy's
+      PyBool_Check(object) || is_tensor || (!is_number && kind_of(value).starts_with("bool"));  // NumPy's bool
   const double x = refused ? -1.0 : PyFloat_AsDouble(object);
   if (refused || PyErr_Occurred()) {
     const bool is_too_large = !refused && PyErr_ExceptionMatches(PyExc_OverflowError);

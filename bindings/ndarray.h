@@ -40,7 +40,7 @@ void set_plain_types(nb::handle tensor, nb::handle parameter, nb::object functio
 // Whether a torch tensor has memory that holds its numbers. False for an empty tensor.
 bool has_numbers(nb::handle tensor);
 
-// A shape. A Shape is valid only within the expression that creates it.
+// The shape of an array. A Shape object is valid only within the expression that creates it.
 struct Shape : std::span<const std::int64_t> {
   using span::span;
   Shape(std::span<const std::int64_t> sizes) : span(sizes) {}
@@ -51,7 +51,7 @@ struct Shape : std::span<const std::int64_t> {
 struct ElementType {
   std::uint8_t code = 0, bits = 0;
   std::uint16_t lanes = 1;
-  bool is_float() const;  // an IEEE type, whose zero has only zero bits except for the sign
+  bool is_float() const;  // float16 and wider: all bits of a zero are 0, except for the sign
 };
 ElementType element_of(DType dtype);
 
@@ -196,7 +196,7 @@ std::string words(const Words&... all) {
   return (std::string() + ... + word(all));
 }
 
-// Stores _cures.of, a function (name, value, message without the name) -> text.
+// Stores the function `of` of the module `_cures`: (name, value, message without the name) -> text.
 void set_cures(nb::object of);
 
 // The functions below raise a ValueError or a TypeError. `name` is the name of an argument, or the argument's Array.
@@ -210,7 +210,7 @@ template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void type_error(const char* name, const Words&... expected) {
   raise_type_error(words(name, ": expected ", expected...));
 }
-// Raises a TypeError about an argument. The remedy, as _cures.of gives it, ends the message.
+// Raises a TypeError about an argument. The message ends with the remedy that `_cures.of` gives.
 [[noreturn]] void cured_type_error(nb::handle object, const char* name, const std::string& said);
 template <class... Words>
 [[noreturn, gnu::cold, gnu::noinline]] void dtype_error(const Array& a, const Words&... expected) {
@@ -222,15 +222,15 @@ void require(bool right, const Name& name, const Words&... expected) {
   if (!right) [[unlikely]]
     argument_error(name, "expected ", expected...);
 }
-// The same, with the array's shape at the end of the message.
+// Like require(), with the array's shape at the end of the message.
 template <class... Words>
 void require_shape(bool right, const Array& a, const Words&... expected) {
   if (!right) [[unlikely]]
     argument_error(a, "expected ", expected..., ", got ", a.shape());
 }
-// The message for None.
+// The error message if Python passed None.
 constexpr const char* kNothing = "an array that speaks DLPack, got NoneType";
-// Ends a message if a copy of the argument has a valid layout.
+// The end of an error message about an array whose layout is invalid, where a contiguous copy would be valid.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
 // Reads a Python number. A bool is refused; so is a tensor, since reading it would wait for its device and lose its

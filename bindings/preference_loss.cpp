@@ -6,8 +6,8 @@
 namespace rlk::bindings {
 namespace {
 
-// Names of a side's arguments: policy, reference, aligned and count. The last entry tells errors where the arrays'
-// length comes from.
+// Names of a side's arguments: policy, reference, aligned and count. The last entry is a text for errors: it says which
+// array decides the length.
 using Names = const char* const[5];
 constexpr Names kChosen = {"policy_chosen", "ref_chosen", "chosen_aligned", "chosen_count", "that of policy_chosen"};
 constexpr Names kRejected = {"policy_rejected", "ref_rejected", "rejected_aligned", "rejected_count",
@@ -68,7 +68,7 @@ RLK_FUNCTION(preference_loss,
   return results.run(rlk::preference_loss, p);
 }
 
-// Returns (d_policy_chosen, d_policy_rejected). `sort` has the forward's value.
+// Returns (d_policy_chosen, d_policy_rejected). `sort` is the value that the forward got.
 RLK_FUNCTION(preference_loss_backward, (dlosses, d_chosen, d_rejected, ranks), int sort) {
   const VectorArgument in(frame, dlosses, "dlosses", kFloat32, "num_losses");
   const Array &w = frame->read(d_chosen, "d_chosen", kFloat32), &l = frame->read(d_rejected, "d_rejected", kFloat32);

@@ -94,7 +94,7 @@ void check_vector(const Array& a, const RowsArgument& like) {
   require(a->shape[0] <= 1 || a->stride(0) == 1, a, "contiguous elements (stride 1), got stride ", a->stride(0));
 }
 
-// Reads the weight and its offset.
+// Reads the weight, and the offset that is added to each of its elements.
 template <class Params>
 void read_weight(Frame* frame, nb::handle given, nb::handle weight_offset, const RowsArgument& like, Params* p) {
   p->weight_offset = static_cast<float>(read_number(weight_offset, "weight_offset"));
@@ -201,7 +201,8 @@ struct GateAndUp {
     }
   }
   Sizes shape() const { return shape_with(first.leading(), columns); }
-  // The start of up in a packed array that has the shape and dtype of `first`; null stays null.
+  // The address of `up` in `packed`, an array with the shape and dtype of `first`. The result is null if `packed` is
+  // null.
   template <class Byte>
   Byte* half_way(Byte* packed) const {
     return packed == nullptr ? nullptr : packed + columns * size_of(first->dtype);

@@ -47,7 +47,8 @@ std::int64_t read_vocab_start(nb::handle given, std::int64_t vocab_size, std::in
   return start;
 }
 
-// Reads arguments that are an array with one element per row, or a number for all rows, which Python has checked.
+// Reads parameters of the rows. Each is an array with one element per row, or a number for all rows. Python has checked
+// the numbers.
 struct RowReader {
   Frame* frame;
   std::int64_t num_rows;
@@ -73,8 +74,8 @@ void read_valid_vocab(nb::handle given, SampleParams* p) {
           "], got ", p->valid_vocab);
 }
 
-// Reads the arguments for drawing each row: arrays with one element per row, or numbers for all rows. `allowed` has a
-// bit for each column. `allowed` and top_p may be None.
+// Reads the arguments that decide how each row's token is drawn: arrays with one element per row, or numbers for all
+// rows. `allowed` has a bit for each column. `allowed` and top_p may be None.
 void read_drawn_rows(Frame* frame, const nb::tuple& rows, int exp, SampleParams* p) {
   p->exp = exp == 1 ? Exp::kHardware : Exp::kPortable;
   const auto [seed, sample_id, position, temperature, top_k, top_p, min_p, greedy, allowed] = entries<9>(rows);
@@ -151,7 +152,8 @@ RLK_FUNCTION(process_logits, (logits), nb::tuple edits, int order, nb::handle vo
       .run(rlk::process_logits, p);
 }
 
-// The parts of rule 5 that columns [start, start + columns) make up; no part if no column is valid.
+// The parts of the vocabulary (docs/numerics.md, rule 5) that columns [start, start + columns) consist of. There is no
+// part if no column is valid.
 PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int64_t start, std::int64_t columns) {
   if (columns == 0 || start >= valid_vocab) return {};
   const PartRange parts = parts_of_columns(vocab_size, valid_vocab, start, columns);
@@ -159,8 +161,8 @@ PartRange read_parts(std::int64_t vocab_size, std::int64_t valid_vocab, std::int
   return parts;
 }
 
-// Reads logits before bias and penalties, and the statuses of rows. Both are None if no bias and no penalty was
-// applied.
+// Reads the raw logits, from before bias and penalties were applied, and the statuses of rows. Both arguments are None
+// if no bias and no penalty was applied.
 void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, SampleParams* p) {
   const VectorArgument known(frame, row_status, "row_status", kInt32, p->num_rows, "");
   p->row_status = known.data<std::int32_t>();
@@ -171,7 +173,7 @@ void read_unprocessed(Frame* frame, nb::handle logits, nb::handle row_status, Sa
   }
 }
 
-// `edits` has the values that read_edits() reads.
+// `edits` has the penalties, the history and the bias, as read_edits() reads them.
 RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid_vocab, int exp, int order,
              std::int64_t kept_capacity, std::int64_t n_logprobs, int random_stream, int wants) {
   ProcessedSampleParams both;
@@ -208,7 +210,7 @@ RLK_FUNCTION(sample, (logits), nb::tuple rows, nb::tuple edits, nb::handle valid
   return results.run(rlk::sample_processed, &both, processed_sample_workspace_bytes);
 }
 
-// Reads the payloads of the earlier rounds, and the width of the widest shard.
+// Reads the payloads that all shards made in earlier rounds (rlk/ops/sample.h), and the width of the widest shard.
 void read_earlier_rounds(Frame* frame, const nb::tuple& given, nb::handle widest, const TensorView& logits,
                          SamplePartialParams* p) {
   if (p->round == 0) return;

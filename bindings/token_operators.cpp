@@ -462,7 +462,7 @@ RLK_PLAIN_FUNCTION(shape_and_dtype, nb::handle array, const char* name) {
   return nb::make_tuple(nb::tuple(shape), nb::str(name_of(a.type()).c_str()));
 }
 
-// Number of bytes of a token: the dimensions from `first` on, which must have no gaps.
+// Number of bytes of a token. A token's elements lie in the dimensions from `first` on, which must have no gaps.
 std::int64_t token_bytes(const Array& a, int first) {
   std::int64_t elements = 1;
   for (int i = a->ndim; i-- > first;) {
