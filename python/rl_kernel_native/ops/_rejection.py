@@ -1,4 +1,4 @@
-"""Speculative sampling by rejection, algorithm 1 of arXiv:2211.17192, with torch's or NumPy's operators."""
+"""Speculative sampling by rejection (algorithm 1 of arXiv:2211.17192), computed with torch's or NumPy's operators."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from .logprob import logprob
 from .random_bits import random_bits
 from .sample import sample
 
-STREAM = 1  # stream of the random words: the draft may have been drawn from stream 0
-ACCEPTANCE = 16  # the random word that decides acceptance; the deepest draw of sample uses word 15
+STREAM = 1  # random words come from stream 1, because the draft may have been drawn from stream 0
+ACCEPTANCE = 16  # index of the random word that decides acceptance; `sample` uses words 0 to 15 at most
 
 
 class Arrays:
-    """The module of an array, torch or NumPy, and the functions that torch and NumPy name differently."""
+    """The library of an array (torch or NumPy), and wrappers of the functions that the two libraries name
+    differently."""
 
     def __init__(self, like: Any) -> None:
         is_tensor = _dispatch.is_tensor(like)
@@ -24,7 +25,7 @@ class Arrays:
         self.on: dict[str, Any] = {"device": like.device} if is_tensor else {}
 
     def plain(self, x: Any) -> Any:
-        """The array without its gradient, with contiguous columns."""
+        """Returns the array with contiguous columns, detached from autograd."""
         return np.ascontiguousarray(x) if self.np is np else x.detach().contiguous()
 
     def ascending(self, count: int) -> Any:
@@ -37,11 +38,11 @@ class Arrays:
         return x.astype(dtype) if self.np is np else x.to(getattr(self.np, dtype))
 
     def pick(self, x: Any, at: Any) -> Any:
-        """x[i, at[i]] of each row i; x has two dimensions or more."""
+        """Returns ``x[i, at[i]]`` for each row i. x has at least two dimensions."""
         return x[self.ascending(x.shape[0]), at]
 
     def leading(self, flags: Any) -> Any:
-        """The number of true flags before each row's first false flag, int64."""
+        """Returns, for each row, the number of true flags before the first false flag, int64."""
         return self.cast(self.np.cumsum(self.cast(~flags, "int64"), 1) == 0, "int64").sum(1)
 
     def softmax(self, z: Any) -> Any:
@@ -52,9 +53,10 @@ class Arrays:
 
 
 class Rejection:
-    """The state of one call. ``drawn``: the result of sample for all steps, drawn from stream 1. ``keys`` and ``cuts``
-    hold arguments of sample. Each argument is one number, or an array with one number per step. ``how`` holds
-    valid_vocab and exp."""
+    """The state of one call. A row has one step for each draft token and one more step. ``drawn`` is the result of
+    :func:`sample` for all steps, drawn from stream 1. ``keys`` (seed, sample_id, position) and ``cuts`` (temperature,
+    top_k and so on) hold arguments of :func:`sample`. Each argument is one number, or an array with one number per
+    step. ``how`` holds valid_vocab and exp."""
 
     def __init__(
         self, x: Arrays, target_logits: Any, draft_ids: Any, draft_logits: Any, drawn: Any, keys: dict[str, Any],
@@ -74,12 +76,12 @@ class Rejection:
         self.valid = self.vocab if how["valid_vocab"] is None else how["valid_vocab"]
         self.in_vocab = (draft_ids >= 0) & (draft_ids < self.valid)
         self.draft_ids = x.cast(x.np.where(self.in_vocab, draft_ids, 0), "int64")
-        self.p = x.cast(self._scored(self._padded())[:, :-1], "float64")  # refuses vmap with logprob's error
+        self.p = x.cast(self._scored(self._padded())[:, :-1], "float64")  # under vmap, logprob raises its error here
         self.kept = self._kept_columns()
         self.ids, self.status = (of.reshape(self.rows, self.steps) for of in (drawn.ids, drawn.status))
 
     def run(self) -> tuple[Any, Any, Any]:
-        """num_accepted, next_id, log-probabilities."""
+        """Returns num_accepted, next_id, and the log-probabilities of the accepted tokens and the next token."""
         num_accepted = self.x.leading(self._accepts())
         next_id = self._behind(num_accepted)
         where = self.x.np.where
@@ -89,18 +91,19 @@ class Rejection:
         return num_accepted, next_id, where(known, self._scored(token), self.x.full(float("nan"), self.x.np.float32))
 
     def _padded(self) -> Any:
-        """The draft's ids with one more column."""
+        """Returns the draft's ids with one more column of zeros."""
         join = self.x.np.concatenate if self.x.np is np else self.x.np.cat
         return join([self.draft_ids, self.x.full(0, self.x.np.int64, (self.rows, 1))], 1)
 
     def _scored(self, ids: Any) -> Any:
-        """Log-probabilities of ids [rows, steps] under the distributions from which sample draws."""
+        """Returns the log-probabilities of ids [rows, steps] under the distributions from which :func:`sample`
+        draws."""
         flat = self.target_logits.reshape(self.rows * self.steps, self.vocab)
         found = logprob(flat, ids.reshape(-1), temperature=self.temperature, kept=self.drawn.kept, **self.how)
         return found.reshape(self.rows, self.steps)
 
     def _accepts(self) -> Any:
-        """Whether each draft token would be accepted on its own: u q(x) < p(x)."""
+        """Tells whether each draft token would be accepted regardless of earlier tokens: ``u q(x) < p(x)``."""
         x, p, count = self.x, self.p, self.rows * (self.steps - 1)
         is_kept = x.pick(self.kept, self._padded().reshape(-1)).reshape(self.rows, self.steps)[:, :-1]
         q: Any = 0.0
@@ -119,7 +122,7 @@ class Rejection:
         return stands & is_kept & self.in_vocab & (self.status[:, :-1] == 0)
 
     def _behind(self, num_accepted: Any) -> Any:
-        """The token after the accepted tokens, drawn from the remaining distribution."""
+        """Returns the token after the accepted tokens, drawn from the distribution that remains after a rejection."""
         x = self.x
         where, is_good = x.np.where, x.pick(self.status, num_accepted) == 0
         p = x.softmax(where(is_good[:, None], self._kept_logits(num_accepted), 0.0))
@@ -134,7 +137,7 @@ class Rejection:
                 z = x.cast(x.pick(self.draft_logits, at), "float64")
                 q = x.softmax(where((x.ascending(self.vocab) < self.valid)[None], z, -np.inf))
             left = where(last[:, None] | (p <= q), p * last[:, None], p - q)
-            left = where(left.sum(1)[:, None] > 0, left, p)  # if p equals q up to rounding, nothing is left
+            left = where(left.sum(1)[:, None] > 0, left, p)  # if p - q is 0 everywhere by rounding, draw from p
         z = where(left > 0, x.np.log(where(left > 0, left, 1.0)), -np.inf)
         keys = {
             name: value if _check.is_number(value) else x.pick(value.reshape(self.rows, self.steps), num_accepted)
@@ -145,20 +148,20 @@ class Rejection:
         return where(is_good, found, -1)
 
     def _kept_columns(self) -> Any:
-        """Whether sample kept a column, bool [rows * steps, vocab]."""
+        """Tells which columns :func:`sample` kept, bool [rows * steps, vocab]."""
         x, kept_ids, offsets = self.x, self.drawn.kept_ids, self.drawn.kept_offsets
         size = self.rows * self.steps * self.vocab
         place = x.ascending(kept_ids.shape[0])
         row = x.np.searchsorted(offsets[1:], place, side="right")
-        at = x.np.where(place < offsets[-1], row * self.vocab + kept_ids, size)  # unwritten entries go past the end
+        at = x.np.where(place < offsets[-1], row * self.vocab + kept_ids, size)  # unwritten entries mark a spare slot
         marks = x.full(0, x.np.uint8, (size + 1,))
         marks[at] = 1
         kept = marks[:-1].reshape(self.rows * self.steps, self.vocab) != 0
         return (kept | (offsets[1:] == offsets[:-1])[:, None]) & (x.ascending(self.vocab) < self.valid)[None]
 
     def _kept_logits(self, num_accepted: Any) -> Any:
-        """Logits divided by the temperature, for the step after the accepted tokens, in float64; -Inf outside the row's
-        kept set."""
+        """Returns, for the step after the accepted tokens, the logits divided by the temperature in float64. They are
+        -Inf outside the row's kept set."""
         x = self.x
         flat = x.ascending(self.rows) * self.steps + num_accepted
         z = x.cast(x.pick(self.target_logits, num_accepted), "float64")

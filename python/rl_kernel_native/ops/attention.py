@@ -54,15 +54,15 @@ _NO_PREFIX = (None, None, None)
 
 
 def _narrow(offsets: Any) -> Any:
-    """Turns torch's int64 offsets into int32, which the kernels read. An offset beyond int32 becomes an offset that is
-    out of range."""
+    """Turns torch's int64 offsets into int32, the type that kernels read. An offset that does not fit int32 becomes -1
+    or 2^31 - 1, which kernels treat as out of range."""
     if offsets is None or not _dispatch.is_tensor(offsets) or str(offsets.dtype) != "torch.int64":
         return offsets
     return offsets.clamp(-1, (1 << 31) - 1).int()
 
 
 def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
-    """The prefix table, lengths and groups."""
+    """Checks ``shared_prefix``, and returns the prefix table, the prefix lengths and the offsets of the groups."""
     if shared_prefix is None:
         return _NO_PREFIX
     wanted = "None or (prefix_table, prefix_lens, group_offsets)"
@@ -78,8 +78,8 @@ def _prefix(shared_prefix: Any) -> tuple[Any, ...]:
 
 
 def _tree(tree: Any, causal: bool, beside: dict[str, Any]) -> tuple[Any, ...]:
-    """The sequence lists of a call with a tree, from ``cu_seqlens_q`` to ``parents``. `beside` holds the arguments that
-    may not be given beside a tree."""
+    """Returns the sequence lists of a call with a tree, from ``cu_seqlens_q`` to ``parents``. Every argument in
+    ``beside`` must be None, because a tree excludes it."""
     wanted = "None or (cu_segments, parents)"
     if not isinstance(tree, (tuple, list)):
         raise TypeError(f"tree: expected {wanted}, got {type(tree).__name__}")
@@ -155,7 +155,7 @@ def attention(
     """``softmax(softmax_scale * q k^T) v``, with grouped heads, causal and sliding-window masks, forward and backward.
 
     The output of a query has the same bits in any batch, whether packed, padded, paged or chunked, and at any stride.
-    The gradients of a query and of a key are just as independent of batch and layout. In torch, ``q``, ``k``, ``v`` and
+    The gradients of a query and of a key do not depend on batch and layout either. In torch, ``q``, ``k``, ``v`` and
     ``sinks`` have gradients, except with pages. Under ``torch.autocast``, ``q``, ``k`` and ``v`` are cast as in torch's
     attention.
 
@@ -207,18 +207,20 @@ def attention(
             answers. ``cu_segments``, int32 or int64 ``[num_segments + 1]``: offsets of the segments, from 0 to the
             number of tokens. ``parents``, int32 ``[num_segments]``: the segment's parent, which has a lower number, or
             -1 for a root. A token sees its own segment up to itself, and all segments of its ancestors. For windows and
-            RoPE, its position is its depth: the number of tokens before it on its path. A token's output and the
-            gradient of its query have the same bits as if its path were one sequence. The gradients of keys in segments
-            without children also have these bits. A tree requires ``causal=True`` and excludes the other lists of
-            sequences. On a GPU, a segment whose parent is out of range becomes a root with one key, which is NaN.
-        exp: ``"hardware"``, ``"portable"`` or None. None means hardware on CUDA and under ``rk.arithmetic("sm_90")``,
-            else portable. Portable gives the same bits on every backend that computes the same products. Hardware gives
-            the same bits on every GPU of one architecture; the CPU can give those of sm_90. Under
-            ``rk.arithmetic("sm_90")``, products of bfloat16 and float16 are computed as by the matrix unit, and values
-            must be finite. Otherwise products are chains of fused multiply-adds.
+            RoPE, a token's position is the number of tokens before it on its path, which leads from the root to the
+            token. A token's output and the gradient of its query have the same bits as if its path were one sequence.
+            In a segment without children, the gradients of keys also have these bits. A tree requires ``causal=True``
+            and excludes the other lists of sequences. On a GPU, a segment whose parent is out of range becomes a root;
+            it sees a single key, whose value is NaN.
+        exp: the exponential: ``"hardware"``, ``"portable"`` or None. None means ``"hardware"`` on CUDA and under
+            ``rk.arithmetic("sm_90")``, else ``"portable"``. With ``"portable"``, all backends with the same matrix
+            products give the same bits. With ``"hardware"``, all GPUs of one architecture give the same bits, and the
+            CPU can give those of sm_90. On CUDA, the matrix unit computes products of bfloat16 and float16. Under
+            ``rk.arithmetic("sm_90")``, the CPU computes them as this unit does, and values must be finite. All other
+            products are chains of fused multiply-adds.
         return_lse: also return the logarithm of each row's sum.
-        return_partials: return the :class:`AttentionPartials` of the call's splits instead of ``out``, for
-            :func:`attention_merge`, which takes the sinks. Forward only.
+        return_partials: instead of ``out``, return the :class:`AttentionPartials` of the call's splits (ranges of the
+            keys) for :func:`attention_merge`. Pass sinks to the merge. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
             Default: all splits. ``k`` and ``v`` hold only the keys of these splits, split by split, in any layout.
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the
@@ -227,12 +229,12 @@ def attention(
     Returns:
         ``out``, with the shape of ``q`` but the last dimension of ``v``, and the dtype of ``q``, contiguous; or
         :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an
-        output of +0 and an lse of -Inf, and is never read. Padding among the keys is never read either.
+        output of +0 and an lse of -Inf. Neither such a query nor padding among the keys is ever read.
     Raises:
         TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, for arguments that
         do not go together, and on the CPU for lists that contradict the arrays; RuntimeError if this build has no
-        kernel for the device. On a GPU such lists are not an error: nothing out of range is read, offsets and counts
-        are clamped, and keys of an invalid page are NaN.
+        kernel for the device. On a GPU, lists that contradict the arrays are not an error: nothing out of range is
+        read, offsets and counts are clamped, and keys of an invalid page are NaN.
     Source:
         docs/numerics.md, rule 6; grouped heads: arXiv:2305.13245; the backward's formulas: arXiv:2307.08691.
 
@@ -248,7 +250,7 @@ def attention(
     if tree is None:
         prefix = _NO_PREFIX if shared_prefix is None else _prefix(shared_prefix)
         if return_partials is False and splits is None and not _call.is_read_by_dynamo():
-            places = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None)  # int64 is narrowed below
+            places = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None)  # int64 offsets stay as given
             arrays = (q, k, v, sinks, *places, block_table, *prefix)
             result = _C.attention_eager(arrays, options, exp, 0, return_lse, None)
             if result is not NotImplemented:
@@ -358,7 +360,7 @@ def attention_backward(
 
 
 def _probability(keys: Any, head_dim: Any, max_abs_s: Any, score_scale: Any) -> Any:
-    """Relative error of a probability, from the errors of its score and of the softmax statistics."""
+    """Bounds the relative error of a probability by the errors of its score and of the softmax statistics."""
     return 2e-5 + 8e-7 * max_abs_s + 2 * (head_dim + 2) * U * score_scale + (keys / 128 + 40) * U
 
 

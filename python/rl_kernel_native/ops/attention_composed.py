@@ -1,5 +1,5 @@
-"""Derivatives of attention by torch's own operators in float64. They are built for correctness, not for speed, and need
-memory for every pair of a query and a key."""
+"""Attention by torch's own operators in float64, from which autograd derives forward-mode and second derivatives. This
+code is built for correctness, not for speed, and needs memory for every pair of a query and a key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .attention_lists import lse_shape, out_shape
 
 
 def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's sequence, each token's number in its sequence, and each sequence's count of tokens in use.
+    """Returns each token's sequence, each token's number in its sequence, and each sequence's count of tokens in use.
 
     A token that is not in use has a negative number, or a number that is at least the count. For padded tokens, the
     first two results are [batch, tokens]; for packed tokens, they are [1, tokens].
@@ -35,16 +35,17 @@ def _numbers(x: Tensor, cu: Any, used: Any, leftpad: Any) -> tuple[Tensor, Tenso
 
 
 def _paths(parents: Tensor) -> Tensor:
-    """Whether the column's segment lies on the path of the row's segment. A path is a segment and its ancestors."""
+    """Returns a matrix [segments, segments]: element [i, j] tells whether segment j lies on the path of segment i. A
+    path is a segment with its ancestors."""
     segments = torch.arange(len(parents), device=parents.device)
     path = (segments == segments[:, None]) | (segments == parents[:, None])
-    for _ in range(len(parents).bit_length()):  # paths of 1, 2, 4, ... steps
+    for _ in range(len(parents).bit_length()):  # each product doubles the length of paths
         path = (path.double() @ path.double()) > 0
     return path
 
 
 def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_offsets: Any) -> tuple[Tensor, Tensor]:
-    """The page of each key of a sequence, and the key's place in the page."""
+    """Returns, for each key of a sequence, its page and its place in the page."""
     size = k.shape[1]
     own = torch.arange(size * table.shape[1], device=k.device).expand(table.shape[0], -1)
     page = table.long().repeat_interleave(size, 1)
@@ -64,15 +65,15 @@ def _paged(k: Tensor, table: Tensor, prefix_table: Any, prefix_lens: Any, group_
 
 
 def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
-    """q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, which query sees which key [b, 1, 1, i, j],
-    and the scale."""
+    """Returns q [b, i, kv_heads, group, d], k and v [b, j, kv_heads, d] in float64, then flags and the scale. The flags
+    [b, 1, 1, i, j] tell which query sees which key."""
     cu_q, cu_k, used_q, used_k, leftpad, parents, *pages = lists
     causal, window_size, softmax_scale = how[:3]
     if pages[0] is not None:
         page, place = _paged(k, *pages)
         k, v = (t[page, place] for t in (k, v))
     of_q, of_k = _numbers(q, cu_q, used_q, None), _numbers(k, cu_k, used_k, leftpad)
-    if cu_q is not None or cu_k is not None:  # one batch holds all tokens
+    if cu_q is not None or cu_k is not None:  # all tokens form one row of the batch
         of_q, of_k = ((s.reshape(1, -1), n.reshape(1, -1), c) for s, n, c in (of_q, of_k))
         q, k, v = (t.reshape(1, -1, *t.shape[-2:]) for t in (q, k, v))
     (seq_q, i, queries), (seq_k, j, keys) = of_q, of_k
@@ -86,7 +87,7 @@ def _scene(q: Tensor, k: Tensor, v: Tensor, lists: tuple[Any, ...], how: tuple[A
     sees = alike & ((i >= 0) & (i < queries[b]))[:, :, None]
     sees = sees & ((j >= 0) & (j < keys[of]))[:, None, :]
     if causal:
-        j = j + first  # q and k have the same segments
+        j = j + first  # a tree has the same segments for q and k
         behind = (keys[b] - queries[b] + i + first)[:, :, None] - j[:, None, :]
         sees = sees & (behind >= 0)
         sees = sees if window_size is None else sees & (behind < window_size)
@@ -102,7 +103,7 @@ def _where(used: Tensor, x: Tensor) -> Tensor:
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...], how: tuple[Any, ...]) -> Any:
-    """out and lse."""
+    """Returns out and lse."""
     x, y, z, sees, scale = _scene(q, k, v, lists, how)
     s = torch.einsum("bihgd,bjhd->bhgij", x, y) * scale
     if how[3] is not None:
@@ -117,8 +118,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, sinks: Any, lists: tuple[Any, ...],
     out = torch.einsum("bhgij,bjhd->bihgd", p, z)
     out = torch.where(
         any_key[:, 0, 0, ..., None, None], out, torch.zeros_like(out)
-    )  # a query without a key may get any value in its gradient
+    )  # dout of a query that sees no key may hold any value
     lse = torch.where(any_key, lse, float("-inf")).squeeze(-1).flatten(1, 2)
-    if lists[0] is None and lists[1] is not None:  # [1, heads, batch * tokens]
+    if lists[0] is None and lists[1] is not None:  # lse is [1, heads, batch * tokens]
         lse = lse[0].unflatten(1, (q.shape[0], q.shape[1])).transpose(0, 1)
     return out.to(q.dtype).reshape(out_shape(q, v)), lse.reshape(lse_shape(q)).float()

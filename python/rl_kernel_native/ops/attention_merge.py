@@ -23,7 +23,7 @@ _CURE = "a merge has none; call under torch.no_grad() or pass {name}.detach()"
 
 
 def _rows(parts: Any) -> tuple[Any, ...]:
-    """The shape of lse, with heads before tokens."""
+    """Returns the shape of lse, in which heads come before tokens."""
     return (*parts.shape[1:-3], parts.shape[-2], parts.shape[-3])
 
 
@@ -58,7 +58,8 @@ def attention_merge(
 def attention_merge(
     partials: Any, *, out_dtype: Any, sinks: Any = None, exp: str | None = None, return_lse: bool = False
 ) -> Any:
-    """``out`` from the partials of all splits: the bytes of one :func:`attention` call over all keys.
+    """``out`` from the partials of all splits (ranges of the keys): the bytes of one :func:`attention` call over all
+    keys.
 
     Splits are merged in ascending order of their numbers, for any order of the arrays and any assignment to ranks. A
     missing split is not detected.

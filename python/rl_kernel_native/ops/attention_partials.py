@@ -1,5 +1,5 @@
-"""The partials of attention's splits, before they are merged: arguments, dispatch. The contract is
-cpp/include/rlk/ops/attention.h."""
+"""The partials of attention: its results for ranges of the keys (splits) before they are merged. Arguments, dispatch.
+The contract is cpp/include/rlk/ops/attention.h."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["AttentionPartials", "attention_merge_reference", "attention_partials
 
 _C = functions(attention_partials="object*4, int, object, int")
 
-LISTS = (*PLACES[:5], *PAGES)  # the lists of a call without a tree
+LISTS = (*PLACES[:5], *PAGES)  # arrays of a call without a tree that say which tokens it reads
 MOST_SPLITS = split_count((1 << 31) - 1)
 
 
@@ -33,10 +33,11 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
     partials of several ranks on the first dimension, in any order.
 
     Attributes:
-        stats: float32 ``[splits, *q.shape[:-1], 2]``: m and l of a row in a split; the row's sum is ``l * 2**m``. If no
-            key contributed, m is -Inf; l is then 0 if the row sees no key of the split, else 1. A bad row has m NaN and
-            l 0.
-        sums: float32 ``[splits, *out.shape]``: O, the sum of the values with the same weights that l sums.
+        stats: float32 ``[splits, *q.shape[:-1], 2]``: two numbers, m and l, for each row (query and head) in each
+            split: the sum of the row's exponentials is ``l * 2**m``. If no key contributed, m is -Inf; l is then 0 if
+            the row sees no key of the split, else 1. A bad row has m NaN and l 0.
+        sums: float32 ``[splits, *out.shape]``: O, the row's weighted sum of value vectors. Its weights are the terms of
+            the sum l.
         splits: the number of each split.
     """
 
@@ -46,11 +47,11 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
 
 
 def attention_splits(num_keys: int) -> list[range]:
-    """The canonical splits of a sequence, as ranges of its keys. Each rank that holds a part of a sequence holds whole
-    splits.
+    """The splits of a sequence, as ranges of its keys. The number of keys alone decides them. A rank that holds a part
+    of a sequence must hold whole splits.
 
     Args:
-        num_keys: keys of the sequence, below 2^31.
+        num_keys: number of keys of the sequence, below 2^31.
     Returns: a range for each split that has keys. A split has 1024 keys below key 8192, 2048 keys below key 65536, and
         4096 keys from there on. The last split ends at the last key.
     Raises: TypeError for a wrong type; ValueError for a number out of range.
@@ -66,16 +67,16 @@ def attention_splits(num_keys: int) -> list[range]:
 
 
 def numbers_of(splits: Any) -> tuple[int, ...]:
-    """The split numbers as integers. A set is refused, because the order of the numbers says which array entry each
-    number names."""
+    """Returns the split numbers as integers. A set is refused, because it has no order, and number i must name entry i
+    of the arrays."""
     if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
 
 
 def refuse_gradients(cure: str, **arrays: Any) -> None:
-    """Refuses arrays whose gradient would be lost. ``cure``, the end of the error, may contain ``{name}`` for the
-    array's name."""
+    """Raises an error for an array whose gradient would be lost. ``cure`` is the end of the error's text; ``{name}`` in
+    it stands for the array's name."""
     for name, x in arrays.items():
         if x is None or not _dispatch.is_tensor(x):
             continue
@@ -99,7 +100,7 @@ def _own(splits: Any) -> tuple[int, ...] | None:
 
 
 def _keys(arrays: Any) -> Any:
-    """The key dimension of a sequence that is not packed."""
+    """Returns the largest number of keys that one sequence of the call can have."""
     k, cu_seqlens_k, block_table, prefix_table = arrays[1], arrays[4], arrays[8], arrays[9]
     if block_table is None:
         return k.shape[0 if cu_seqlens_k is not None else 1]
@@ -131,13 +132,13 @@ _PARTIALS = Operator(
 
 
 def unit_of(q: Any) -> int | None:
-    """The unit of the products, or None for the unit that ``rk.arithmetic`` selects. Products of float32 are always
-    ieee."""
+    """Returns the number of the unit that computes the matrix products, or None for the unit that ``rk.arithmetic``
+    selects. Products of float32 always use ieee arithmetic."""
     return IEEE if getattr(getattr(q, "dtype", None), "itemsize", 0) == 4 else None
 
 
 def partials(q: Any, k: Any, v: Any, lists: Any, splits: Any, options: Any, exp: Any) -> AttentionPartials[Any]:
-    """``options`` are causal, window_size, softmax_scale and softcap."""
+    """Computes the partials of a call. ``options`` are causal, window_size, softmax_scale and softcap."""
     own = _own(splits)
     if _dispatch.is_tensor(q):
         refuse_gradients(

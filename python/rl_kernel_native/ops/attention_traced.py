@@ -1,4 +1,4 @@
-"""attention as descriptions of its forward and its backward.
+"""Describes the forward and the backward of ``attention`` to the engine that registers operators with torch.
 
 Forward-mode and second derivatives are composed from torch's own operators in attention_composed.py.
 """
@@ -34,7 +34,7 @@ def refuse_pages(block_table: Any) -> None:
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
     (dout, dlse), (out, lse, q, k, v, sinks, *lists) = given, kept
-    refuse_pages(lists[6])  # for calls of the registered operator; attention itself has already checked
+    refuse_pages(lists[6])  # needed for direct calls of the registered operator; `attention` has already checked
     if dout is None:
         dout = out.new_zeros(out.shape)
     arrays = (dout, None if dlse is None else dlse.contiguous(), q, k, v, out, lse, sinks, *lists[:6])
@@ -63,7 +63,7 @@ def _composed_backward(operands: Any, how: Any) -> Any:
 
 
 def _wanted(how: Any) -> tuple[bool, ...]:
-    """Whether dq, dk, dv and dsinks are wanted."""
+    """Tells for each of dq, dk, dv and dsinks whether it is wanted."""
     wants_q, wants_kv, wants_sinks = how[6:]
     return wants_q, wants_kv, wants_kv, wants_sinks
 
@@ -75,9 +75,11 @@ def _gradient_shapes(arrays: Any, how: Any) -> list[Any]:
 
 
 def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: Any) -> Any:
-    """The vmap rule: in the ``folded`` arrays, vmap's dimension is merged into the batch of sequences.
+    """Returns the vmap rule. In the arrays at the positions ``folded``, the rule merges vmap's dimension into the batch
+    of sequences.
 
-    If elements have their own sinks, or an array of ``alone`` is given, vmap calls the operator once per element."""
+    If each element has its own sinks, or an array at one of the positions ``alone`` is given, vmap calls the operator
+    once per element."""
 
     def batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
         if any(inputs[i] is not None for i in alone) or dims[sinks] is not None or info.batch_size == 0:
@@ -97,8 +99,8 @@ def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: 
 
 
 def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
-    """Lists of sequences. ``parents``: the position of this array; if it is given, both arrays of offsets are called
-    ``cu_segments``."""
+    """Returns the arrays that say which tokens a call reads. ``parents`` is the position of the array ``parents``. If a
+    call has that array, errors call both arrays of offsets ``cu_segments``."""
 
     def called(name: str) -> Any:
         is_offsets = name in PLACES[:2]
@@ -108,7 +110,7 @@ def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
 
 
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, an eager call may have the option that asks for lse."""
+    """Calls the extension. An eager call may have one more option than the schema: whether lse is wanted."""
     return _C.attention(arrays, how[:4], how[4], how[5], len(how) == 6 or how[6], None, *tail)
 
 

@@ -19,8 +19,8 @@ __all__ = ["covariance_mask", "covariance_mask_reference"]
 
 functions(covariance_mask="object*5, int, float*5, int, object, int")
 
-_KINDS = {"clip": 0, "kl": 1}  # CovarianceKind
-ENTROPY = 2  # a further kind, for entropy_mask
+_KINDS = {"clip": 0, "kl": 1}  # CovarianceKind of the contract
+ENTROPY = 2  # a third kind, which `entropy_mask` uses
 
 
 def _first_name(how: tuple[Any, ...], _: Any) -> str:
@@ -41,7 +41,7 @@ def _epsilon(name: str, value: Any, most: float) -> float:
 def options_of(
     kind: str, ratio: Any, lower: Any, upper: Any, epsilon_low: Any, epsilon_high: Any, seed: Any
 ) -> tuple[Any, ...]:
-    """The options as numbers, in the extension's order."""
+    """Returns the options as numbers, in the order of the extension's arguments."""
     _check.one_of("kind", kind, tuple(_KINDS))
     share = _check.number("ratio", ratio)
     if not 0 < share <= 1:
@@ -96,9 +96,9 @@ def covariance_mask(
             contiguous, rows with any stride. Log-probabilities of the trained policy.
         old_logprob: as ``logprob``, for the policy in the ratio's denominator. Pass None with ``kind="kl"``; the array
             is required with ``kind="clip"``.
-        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
-            packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
-            sequence.
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If the numbers of
+            packed tokens and of sequences are equal, one dimension means one per token; then use ``[num_sequences, 1]``
+            for one per sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
         kind: ``"clip"`` draws tokens at random from those whose covariance is in ``(lower, upper)`` and that PPO does

@@ -1,5 +1,5 @@
-"""Hand-written eager autograd for short operators, to whose time the engine's general Function would add a tenth. See
-``eager`` of :class:`Composed`."""
+"""Hand-written autograd Functions for eager calls of short operators. The engine's general Function would add a tenth
+to the time of these operators. See ``eager`` of :class:`Composed`."""
 
 from __future__ import annotations
 

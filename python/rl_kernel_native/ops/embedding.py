@@ -22,8 +22,8 @@ _C = functions(embedding="object*6, int", embedding_backward="object*7, int, obj
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The rows of a tangent if ``wanted`` is None, else the gradient of the table. If main_grad is given, the gradient
-    is added to main_grad."""
+    """The derivative rule of ``embedding``. If ``wanted`` is None, returns the rows of the table's tangent, else the
+    gradient of the table. If main_grad is given, the rule adds the gradient to main_grad instead."""
     weight, ids = arrays
     dtype, main_grad = how[3:] or (SAME, None)
     if wanted is None:
@@ -37,13 +37,14 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The tangent's sums per table row if ``wanted`` is None. Otherwise each token gets the given gradient of its table
-    row, or zeros if the table has no row for it."""
+    """The derivative rule of ``embedding_backward``. If ``wanted`` is None, returns the tangent's sums per table row.
+    Otherwise each token gets the incoming gradient of its table row, or zeros if the table has no row for it."""
     dy, ids = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], ids), how)
     num_rows, vocab_start, vocab_size, padding_idx, _ = how
-    # Ids are shifted so that the table begins at id 1. Id 0 then stands for rows of other ranks, which give zeros.
+    # Ids are shifted so that the table begins at id 1. Id 0 then stands for ids of other ranks and bad ids, whose
+    # tokens get zeros.
     of_rows = ids - vocab_start + 1
     owned = (ids >= vocab_start) & (of_rows <= num_rows)
     if vocab_size is not None:
@@ -61,7 +62,7 @@ def _eager() -> Any:
 
 
 _WHERE = "SymInt vocab_start, SymInt? vocab_size, SymInt? padding_idx"
-# In addition to the schema's options: the dtype of the weight's gradient, and main_grad.
+# An eager call has two more options than the schema: the dtype of the weight's gradient, and main_grad.
 _FORWARD = Operator(
     "embedding",
     "ids, weight",
@@ -158,8 +159,8 @@ def embedding(
 
 def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
     flat = (ids if hasattr(ids, "reshape") else np.from_dlpack(ids)).reshape(-1)
-    # An int32 id cannot exceed a size of 2^31 or more, and frameworks disagree about a comparison of int32 with such a
-    # size.
+    # No int32 id reaches a vocab_size of 2^31 or more, so the comparison is left out: frameworks disagree about its
+    # result.
     comparable = vocab_size < 1 << 31 or "64" in str(flat.dtype)
     bad = ((flat < 0) | (flat >= vocab_size) if comparable else flat < 0).nonzero()
     tokens = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)

@@ -1,5 +1,5 @@
-"""Selection of tokens with high entropy: arguments and their check. This function is the third kind of the contract
-cpp/include/rlk/ops/covariance_mask.h."""
+"""Selection of tokens with high entropy: arguments and their check. In the contract
+cpp/include/rlk/ops/covariance_mask.h, this operator is the third kind of ``covariance_mask``."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def entropy_mask(
             contiguous, rows with any stride; as :func:`logprob` gives.
         mask: of the shape of ``entropy``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
-        top_quantile: the share of tokens to select, in [0, 1], TRL's ``top_entropy_quantile``: entropies at or above
-            the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two entropies, this function
-            selects the upper entropy. (torch rounds the interpolated value, so it may select both entropies if they
-            differ only in the last bits.) Equal entropies are selected together; a share of 0 selects the largest
-            entropy. A NaN is larger than any number.
+        top_quantile: the share of tokens to select, in [0, 1], as TRL's ``top_entropy_quantile``. The mask selects
+            entropies at or above the quantile ``1 - top_quantile``. If ``torch.quantile`` interpolates between two
+            entropies, this function selects the upper entropy. (torch rounds the interpolated value, so it may select
+            both entropies if they differ only in the last bits.) Equal entropies are selected together; a share of 0
+            selects the largest entropy. A NaN is larger than any number.
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
     Returns: float32 with the shape of ``entropy``: 1 for a token that counts and is selected, else 0. With
         ``PolicySpec(drop_selected=True)``, pass ``selected=1 - entropy_mask(...)``, the tokens that are not selected.

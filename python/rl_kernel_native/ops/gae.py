@@ -81,8 +81,8 @@ def gae(
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64, from 0 on and not descending (docs/tokens.md). Other
             offsets are a ValueError on the CPU; on a GPU the results of such sequences are NaN.
         gamma, lam: in ``[0, 1]``.
-        bootstrap: ``[num_sequences]`` float32, the value after each sequence's last token that counts; this value
-            enters the advantages. None: 0.
+        bootstrap: ``[num_sequences]`` float32, the value of the state after each sequence's last token that counts (0
+            if the episode ended there). None: 0.
     Returns:
         ``(advantages, returns)``, float32 of the shape of ``rewards``; ``returns = advantages + values``. verl then
         whitens the advantages with :func:`masked_whiten`. An empty or wholly masked sequence has advantages 0.

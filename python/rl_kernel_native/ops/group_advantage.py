@@ -21,10 +21,10 @@ functions(group_advantage="object*5, int*4, bool*4, object*2, bool*2, object, in
 
 
 class GroupAdvantageStatus(enum.IntFlag):
-    """Bits of ``status``."""
+    """Bits of the result's ``status``."""
 
-    CONSTANT = 1  # all rewards of the group that count are equal: no signal
-    ALONE = 2  # one reward of the group counts
+    CONSTANT = 1  # all rewards of the group that count are equal, so the group gives no gradient
+    ALONE = 2  # only one reward of the group counts
     EXCLUDED = 4  # a NaN reward that does not count
     NOT_FINITE = 8  # the advantage is NaN or infinite
 
@@ -45,7 +45,8 @@ _ALONE = {"score": 0, "zero": 1}
 
 
 class _Kind(NamedTuple):
-    """A framework's formula: the contract's numbers and the defaults of the arguments."""
+    """The formula of one ``kind``: its options in the contract, and its defaults for arguments that the caller leaves
+    None."""
 
     baseline: str = "mean"
     scale: str = "none"
@@ -73,12 +74,12 @@ _KINDS = {
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Advantage, mean, std, status."""
+    """Returns the shapes of advantage, mean, std and status."""
     shape, (stats, status) = arrays[0].shape, how[-2:]
     return shape, shape if stats else None, shape if stats else None, shape if status else None
 
 
-# baseline_kind, scale and alone are the contract's numbers.
+# baseline_kind, scale and alone are enum values of the contract.
 _GROUP_ADVANTAGE = Operator(
     "group_advantage",
     "rewards, group_offsets?, group_ids?, lengths?, baseline?",
@@ -158,9 +159,9 @@ def group_advantage(
     ======================= ======================================================== ========================
 
     Standard deviations use Bessel's correction and two passes. A group of equal rewards gives exactly 0. An advantage
-    has the same bits for any place of its group in the batch and on every backend. Kinds gpg and areal, and scale
-    "batch", read the whole batch. Advantages are constants without a gradient; inputs that require a gradient are
-    treated as detached.
+    has the same bits for any place of its group in the batch and on every backend. The kinds gpg and areal, and
+    ``scale="batch"``, use statistics of the whole batch. Advantages are constants without a gradient; inputs that
+    require a gradient are treated as detached.
 
     Args:
         rewards: ``[num_sequences]``, any stride: float32, or other floats, integers, bools and lists, which are rounded
@@ -172,18 +173,18 @@ def group_advantage(
         group_size: the size of consecutive groups. Pass exactly one of ``group_offsets``, ``group_ids`` and
             ``group_size``. Pass none of them for remax and reinforce_pp, which have no groups, and for areal with a
             ``scale`` other than ``"group"``.
-        kind: a name of the table.
-        eps: >= 0, added to a standard deviation before the division; None: the kind's.
-        scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by; None: the kind's. TRL's
-            ``scale_rewards``.
+        kind: a name from the table above.
+        eps: >= 0, added to a standard deviation before the division; None: the default of ``kind``.
+        scale: ``"group"``, ``"batch"`` or ``"none"``: the standard deviation to divide by, as TRL's ``scale_rewards``;
+            None: the default of ``kind``.
         lengths: ``[num_sequences]``, int32, int64 or float32; only for opo.
         baseline: ``[num_sequences]``, as ``rewards``; only for remax.
         f_norm: > 0; only for gpg, otherwise 1.
         exclude_nan: True: a NaN reward does not count in its group and gets advantage 0, as in TRL. False: a NaN reward
-            makes the advantages of its group NaN. None: the kind's.
-        alone: the advantage of a group of one. ``"score"``: with mean 0 and standard deviation 1, as in verl;
-            ``"zero"``: 0. None: the kind's. Kinds without a statistic of the group refuse it. areal keeps the mean of a
-            batch of one.
+            makes the advantages of its group NaN. None: the default of ``kind``.
+        alone: the advantage in a group with a single reward. ``"score"`` computes it with mean 0 and standard deviation
+            1, as verl does; ``"zero"`` makes it 0. None: the default of ``kind``. Kinds that use no statistic of the
+            group refuse this argument. areal always subtracts the mean of the batch.
         process_group: a group of torch.distributed. The batch then holds the sequences of all ranks in rank order.
             Results have the same bits as on one rank with all sequences. Reward groups may span ranks. A rank may have
             no sequence, but all ranks must call. Give reward groups by ``group_ids`` or ``group_size``. The host waits
@@ -191,7 +192,7 @@ def group_advantage(
         return_stats: also return ``mean``, the subtracted value, and ``std``.
         return_status: also return ``status``, bits of :class:`GroupAdvantageStatus`, for dynamic sampling.
     Returns:
-        advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` where more is asked for.
+        advantage ``[num_sequences]`` float32, or a :class:`GroupAdvantageResult` if more is asked for.
     Raises:
         TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an option
         without effect; RuntimeError if this build has no kernel for the device.
@@ -255,7 +256,7 @@ def group_advantage(
 
 
 def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """This rank's rows of the advantages of all ranks."""
+    """Computes the advantages of all ranks' sequences, and returns this rank's rows."""
     from .. import _ranks
 
     rewards, offsets, ids, lengths, baseline = arrays
@@ -302,7 +303,7 @@ _OFF_ADVANTAGE = Bound(
 
 
 def _contract_rows() -> Iterator[Row]:
-    # Here a row of the contract is a group: its members stay together.
+    # In this contract row, the unit whose bits are fixed is a group: its sequences stay together.
     grouped = OF_TOKENS | {"kind": "scan", "stem": "group_advantage"}
     yield Row("group_advantage", "advantage", "forward", bound=_OFF_ADVANTAGE, **grouped)
 

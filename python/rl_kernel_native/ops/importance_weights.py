@@ -1,5 +1,5 @@
-"""Weights that correct a batch for the engine that sampled it: arguments, dispatch, results. The contract is
-cpp/include/rlk/ops/importance_weights.h."""
+"""Importance weights, which correct a batch for the difference between trainer and sampling engine: arguments,
+dispatch, results. The contract is cpp/include/rlk/ops/importance_weights.h."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 
 _C = functions(importance_weights="object*5, bool, object, int")
 
-_LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel
+_LEVELS = {"token": 1, "sequence": 2, "geometric": 3}  # ImportanceLevel of the contract
 _MODES = ("truncate", "clip", "mask")
-# Criteria of verl's rollout_rs, by their statistic, in the order of the contract's bounds.
+# Names of verl's criteria (`rollout_rs`), grouped by statistic, in the order of the contract's bounds.
 _STATISTICS = ("token", "seq_sum", "seq_mean", "seq_max")
 CRITERIA = tuple(f"{s}_{k}" for s in _STATISTICS for k in ("k1", "k2", "k3") if (s, k) != ("seq_max", "k1"))
-RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # bounds of exp(-k1) itself
-_LARGEST = 3.4028234663852886e38  # float32's
+RATIOS = tuple(f"{s}_ratio" for s in _STATISTICS[:3])  # these bound the ratio, which is exp(-k1)
+_LARGEST = 3.4028234663852886e38  # largest float32
 
 
 class ImportanceWeights(NamedTuple, Generic[ArrayT]):
@@ -47,9 +47,9 @@ class ImportanceWeights(NamedTuple, Generic[ArrayT]):
 
 
 class ImportanceMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.ess`` is one element on the device, which is
-    not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: the contract, and
-    docs/objectives.md."""
+    """Scalars of one call in one float32 vector on the call's device. ``metrics.ess`` is one element, which stays on
+    the device; ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md define
+    the scalars."""
 
     names: tuple[str, ...] = (
         "num_tokens", "num_sequences", "weight_mean", "weight_std", "weight_min", "weight_max", "ratio_min",
@@ -73,7 +73,7 @@ def _positive(name: str, value: Any, or_infinite: bool = False) -> float:
 
 
 def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
-    """The lower and the upper bound of the weight."""
+    """Returns the lower and the upper bound of a weight."""
     high = _positive("upper", upper, or_infinite=True)
     if mode == "truncate":
         if lower is not None:
@@ -88,7 +88,7 @@ def _range(lower: Any, upper: Any, mode: str) -> tuple[float, float]:
 
 
 def _rejection(rejection: Any) -> list[float]:
-    """Bounds by statistic: the lowest and the highest for k1, the highest for k2 and k3."""
+    """Returns four bounds for each statistic: the lowest and the highest k1, the highest k2, and the highest k3."""
     bounds = {s: [-math.inf, math.inf, math.inf, math.inf] for s in _STATISTICS}
     if rejection is not None and not isinstance(rejection, dict):
         raise TypeError(f"rejection: expected a dict of thresholds or None, got {type(rejection).__name__}")
@@ -129,8 +129,8 @@ def spec_of(
     normalize: Any,
     rollout_nan: Any,
 ) -> tuple[float, ...]:
-    """ImportanceSpec's fields in their order. The veto is passed without its logarithm, because a trace cannot compute
-    the logarithm of a number."""
+    """Returns the fields of the contract's ImportanceSpec in their order. The veto is still a ratio, not yet its
+    logarithm, because a trace cannot compute the logarithm of a symbolic number."""
     _check.one_of("level", level, tuple(_LEVELS))
     _check.one_of("mode", mode, _MODES)
     if not isinstance(normalize, bool):
@@ -220,17 +220,18 @@ def importance_weights(
         mode: ``"truncate"`` limits the weight to at most ``upper``. ``"clip"`` limits it to ``[lower, upper]``.
             ``"mask"`` sets it to 0 outside that range; such a token still counts (use ``rejection`` to reject it).
         upper: > 0; inf: no bound.
-        lower: in ``[0, upper]``; None with ``"clip"`` and ``"mask"``: ``1 / upper``; None with ``"truncate"``.
-        log_ratio_clamp: a limit of ``|log ratio|``, for a token and for a sequence; None: no limit. The veto and a
-            sequence's sum of log-ratios use the tokens' ratios without this limit.
-        rejection: thresholds by criterion. ``token_ratio``, ``seq_sum_ratio`` and ``seq_mean_ratio`` take ``(lower,
-            upper)`` for the ratio ``pi / mu`` of a token, the product over a sequence, and the geometric mean over a
-            sequence. ``upper`` alone means ``(1 / upper, upper)``. The other criteria are verl's. Their names combine
-            ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except
-            ``seq_max_k1``. For k2 and k3 the threshold is the largest value. k1 is MINUS the log ratio and takes
-            ``(lower, upper)``, the bounds of exp(k1). Warning: exp(k1) is the INVERSE ratio, so a ``token_k1`` of
-            ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept if all criteria allow it. A NaN is not
-            kept.
+        lower: in ``[0, upper]``. With ``"clip"`` and ``"mask"``, None means ``1 / upper``. With ``"truncate"`` it must
+            be None.
+        log_ratio_clamp: a limit of ``|log ratio|`` of a token or of a sequence; None: no limit. The veto, and the sum
+            of a sequence's log-ratios, use the tokens' ratios before this limit.
+        rejection: a dict from criteria to thresholds. ``token_ratio`` takes ``(lower, upper)`` for the ratio ``pi /
+            mu`` of a token, ``seq_sum_ratio`` for the product over a sequence, and ``seq_mean_ratio`` for the geometric
+            mean over a sequence. ``upper`` alone means ``(1 / upper, upper)``. The other criteria are verl's. Their
+            names combine ``token_``, ``seq_sum_``, ``seq_mean_`` or ``seq_max_`` with ``k1``, ``k2`` or ``k3``, except
+            ``seq_max_k1``. For k2 and k3 the threshold is the largest allowed value. k1 is MINUS the log ratio; its
+            threshold is ``(lower, upper)``, the bounds of exp(k1). Warning: exp(k1) is the INVERSE ratio, so a
+            ``token_k1`` of ``(0.6, 1.4)`` keeps ratios in [1 / 1.4, 1 / 0.6]. A token is kept if all criteria allow it.
+            A NaN is not kept.
         veto: a sequence is not kept if one token's ratio is below this value.
         normalize: divide weights by their mean over this call. The mean is over tokens with level ``"token"``, else
             over sequences that have a token. If the mean is at most 1e-8, the weights are not divided. Rejected tokens
@@ -240,8 +241,8 @@ def importance_weights(
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN, and rejects the token if there is a
             criterion. ``"neutral"``: the token's log ratio is 0, so its weight is 1, limited by the bounds.
             ``nonfinite_fraction`` of :func:`mismatch_metrics` counts such tokens.
-        semantics: None, or the :class:`LogprobSemantics` of ``logprob`` and of ``rollout_logprob``; an error if they
-            differ.
+        semantics: None, or a pair: the :class:`LogprobSemantics` of ``logprob`` and that of ``rollout_logprob``. It is
+            an error if the two differ.
     Returns: :class:`ImportanceWeights`, or :class:`ImportanceWeightsAndMetrics`.
     Raises:
         TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for an option

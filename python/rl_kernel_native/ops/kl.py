@@ -18,11 +18,11 @@ __all__ = ["KlGradients", "kl", "kl_backward", "kl_reference"]
 
 _C = functions(kl="object*5, int, bool, int, float*2, bool*2, object, int")
 
-_NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # the contract's KlWeight
+_NONE, _OLD_LOGPROB, _IMPORTANCE = range(3)  # KlWeight of the contract
 
 
 class KlGradients(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`kl_backward`; ``d_importance_weight`` is None without that weight."""
+    """The result of :func:`kl_backward`; ``d_importance_weight`` is None if the call has no importance_weight."""
 
     d_logprob: ArrayT
     d_importance_weight: ArrayT | Any
@@ -42,7 +42,8 @@ def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
 
 
 def _sum_of_products(call: Any, given: Any, operands: Any, how: Any) -> Any:
-    """The sum of the given tangents of logprob and weight, each times its derivative; None if neither is given."""
+    """Returns the tangent of logprob times its derivative plus the tangent of the weight times its derivative. A
+    tangent may be None; the result is None if both are."""
     found = None
     for i, d in enumerate(given):
         if d is not None:
@@ -52,8 +53,8 @@ def _sum_of_products(call: Any, given: Any, operands: Any, how: Any) -> Any:
 
 
 def _second_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """The gradient of a backward with respect to d_kl, in which the backward is linear. Gradients with respect to other
-    arrays are refused."""
+    """Returns the gradient of the backward's results with respect to d_kl, in which they are linear. A gradient with
+    respect to another array is an error."""
     if any(wanted[1:]):
         raise RuntimeError(_NO_SECOND)
     return _sum_of_products(call, given, kept[1:], how[:-2]), None, None, None
@@ -66,7 +67,7 @@ def _second_tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
 
 
 _NO_SECOND = "kl: a second derivative is wanted, and there is none"
-# A limit of infinity means no limit. A weight has a gradient only if it is an importance weight.
+# A limit of infinity means no limit. The array `weight` has a gradient only if it is an importance weight.
 _NUMBERS = "int estimator, bool straight_through, int weight_kind, float input_limit, float limit"
 _TOKENS = ("logprob, ref_logprob", Array("weight", optional=True, called=_weight_name), "mask?")
 _KL: Operator = Operator(
@@ -135,8 +136,8 @@ def kl(
             verl's ``low_var_kl`` uses 20 and 10, and OpenRLHF uses a ``clamp`` of 10. PolicySpec calls these limits
             ``kl_input_clamp`` and ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, and the gradient
-            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. At token level, the
-            product is PolicySpec's ``kl_times_ratio``.
+            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. It equals
+            PolicySpec's ``kl_times_ratio`` at token level.
         importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a gradient,
             it gets the weight's gradient. No part of the weight's gradient reaches ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
@@ -203,8 +204,8 @@ def _operands(
     logprob: Any, ref_logprob: Any, mask: Any, estimator: str, straight_through: bool, input_clamp: Any, clamp: Any,
     old_logprob: Any, importance_weight: Any, *first: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """The operator's arrays in the order of its description, with the arrays of ``first`` in front, and the operator's
-    numbers."""
+    """Returns the operator's arrays, the arrays of ``first`` before all others, and the operator's numbers. Both are in
+    the order of the operator's description."""
     if old_logprob is not None and importance_weight is not None:
         raise ValueError(
             "importance_weight: expected None beside old_logprob, which is where the ratio comes from, got "
