@@ -1,13 +1,13 @@
-// covariance_mask: passes over tokens for the means and the covariances, then a radix select over slots. All
-// architectures share this source. If L2 holds the batch, launches limit the speed; otherwise HBM does. All inputs
-// except the old log-probabilities are read twice. The output array holds the candidates. The kernels write this array
-// three times, read it once for each digit, and read it two more times.
+// covariance_mask: passes over tokens for the means and the covariances, then a radix select over slots (places of
+// tokens). All architectures share this source. If L2 holds the batch, launches limit the speed; otherwise HBM does.
+// All inputs except the old log-probabilities are read twice. The output array holds the candidates, the tokens that
+// may be selected. The kernels write this array three times, read it once for each digit, and read it two more times.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/covariance_select.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kSelectThreads)
     covariance_clear_kernel(const __grid_constant__ CovarianceMaskParams, const CovarianceWorkspace w) {

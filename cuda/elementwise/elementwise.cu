@@ -13,8 +13,8 @@
 namespace rlk {
 namespace cuda {
 
-// Operations of formulas on columns. They are outside the unnamed namespace, where argument-dependent lookup finds
-// them.
+// Operations by which the formulas compute on a vec8 of columns. Argument-dependent lookup must find these operations,
+// so they are outside the unnamed namespace.
 template <class T>
 using Eight = Numbers<T, kVec8, float>;
 template <class T>
@@ -71,7 +71,7 @@ template <class T>
 constexpr bool kGainsFromHalves<cuda::Eight<T>> = T::kPacked;
 
 namespace cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kLog2Block = 7, kBlock = 1 << kLog2Block;  // short blocks, which the scheduler spreads evenly
 
@@ -93,8 +93,8 @@ __device__ __forceinline__ typename T::Storage* row_of(void* base, std::int64_t 
 // kOneRow: a launch has a single row, so no thread divides to find its chunk or multiplies by a row stride. kWhole:
 // whole chunks fill this row, so no thread tests whether a column exists.
 enum class Split { kRows, kOneRow, kWhole };
-// Kernels with three inputs, and kernels for whole chunks, keep enough loads in flight. Other kernels gain from
-// prefetches.
+// Whether a kernel prefetches. Kernels with three inputs, and kernels for whole chunks, keep enough loads in flight
+// without prefetches; other kernels gain from them.
 template <class T, int kInputs, Split kSplit>
 constexpr bool kPrefetches = T::kPacked&& kInputs < 3 && kSplit != Split::kWhole;
 
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
-// Launches a kernel over rows of `items` items. Each thread takes `count` items.
+// Launches a kernel over rows of `items` items (vec8s or columns). Each thread takes `count` items.
 template <bool kOverlap, class Params>
 void launch_over_rows(void (*kernel)(Params, RowSplit), const Params& p, std::int64_t items, int count,
                       cudaStream_t stream) {
@@ -216,7 +216,7 @@ void launch_vec8s(const Params& p, cudaStream_t stream) {
     launch_over_rows<kOverlap>(&elementwise_kernel<Params, T, kForm, kVec8s, kSplit>, q, q.columns / kVec8, kVec8s,
                                stream);
   };
-  if constexpr (T::kPacked) {  // float32 gains nothing
+  if constexpr (T::kPacked) {  // a single row makes float32 calls no faster
     const std::int64_t columns = p.num_rows * p.columns;
     if (is_one_row(p) && (kVec8s == 1 || columns % (kBlock * kVec8s * kVec8) == 0)) {
       Params all = p;

@@ -40,7 +40,7 @@ int choose_vec8s(const Params& p, int multiprocessors) {
   constexpr std::int64_t kFewThreads =
       1024;  // threads per multiprocessor; below that, more threads are faster than more loads per thread
   if (!serves(1, p)) return 0;
-  if (p.dtype == DType::kFloat32) return 1;  // two vectors of 16 bytes
+  if (p.dtype == DType::kFloat32) return 1;  // a vec8 of float32 has two 16-byte loads
   return p.num_rows * (p.columns / 8) >= 2 * kFewThreads * multiprocessors ? 2 : 1;
 }
 

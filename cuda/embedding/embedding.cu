@@ -13,7 +13,7 @@
 #include "kernels/rows/embedding_copy.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kCopyThreads = 128;
 

@@ -2,19 +2,20 @@
 // of a long run is also written and read, 4 bytes per column.
 //
 // After sort.cuh, tokens are ordered by row. Several blocks share the sum of a frequent id:
-// embedding_runs_kernel: a block sums a long run, eight columns per thread, as 8 groups and the tree over them. A run
-//   is long if a row has 16 tokens or more among 512 consecutive tokens.
-// embedding_rows_kernel: a block takes 16 items and sums the rows that begin among them, each row to its end. An item
-//   is a token or the sum of a long run. All items load at once, even if they belong to different rows. Partial sums
-//   that wait for a later group lie in shared memory, separately for each thread's columns. Further blocks write rows
-//   without a token.
+// embedding_runs_kernel: a block sums a long run, eight columns per thread. A run is the tokens of one row among 512
+//   consecutive tokens; it is long if it has 16 tokens or more. A tree adds its 8 groups (the tokens among 64
+//   consecutive tokens).
+// embedding_rows_kernel: a block takes 16 items and sums each row whose first item is one of them, including the row's
+//   later items. An item is a token or the sum of a long run. All items load at once, even if they belong to different
+//   rows. Partial sums that wait for a later group lie in shared memory, separately for each thread's columns. Further
+//   blocks write rows without a token.
 // All architectures share this source; each has its own machine code.
 #include "../common/element_dtype.cuh"
 #include "../common/vec8.cuh"
 #include "sort.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
 constexpr int kWindow = 16;    // items per block; the block sums the rows that begin among these items
@@ -77,7 +78,7 @@ struct Row<T, false> {
   }
 };
 
-// Columns of sums of long runs: whole vec8s at multiples of 16 bytes if kVector, else single columns.
+// Loads and stores columns of the sums of long runs: vec8s at multiples of 16 bytes if kVector, else single columns.
 template <bool kVector>
 __device__ __forceinline__ void load_sums(const float* from, int count, float (&z)[kVec8]) {
   load_columns<Fp32, kVector>(from, count, z);
@@ -109,10 +110,10 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   if (place >= p.num_tokens) return;
   const EmbeddingKey run = keys[place] >> kEmbeddingRunBits;
   if (row_of(keys[place]) >= p.num_rows) return;
-  // The run that contains index `place` has this slot if the run begins after the index of the previous slot.
+  // Slots are at every kEmbeddingLongRun-th index. A run has the slot of the first of these indices that it contains.
   const std::int64_t at = place - static_cast<int>(threadIdx.x % 32);
   const unsigned equal = __ballot_sync(~0u, at >= 0 && keys[at < 0 ? 0 : at] >> kEmbeddingRunBits == run);
-  const int before = __ffs(static_cast<int>(~equal)) - 2;  // 0 if only lane 0 is set
+  const int before = __ffs(static_cast<int>(~equal)) - 2;  // tokens of the run before `place`
   if (equal == ~0u || before >= kEmbeddingLongRun) return;
   const std::int64_t first = place - before;
   int count = 0;
@@ -136,7 +137,8 @@ __global__ void __launch_bounds__(kSumThreads, 6)
     Row<T, kVector> rows[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      // Past the end the last token is loaded again. Without a branch, all loads are in flight before the first wait.
+      // After the run's last token, the last token is loaded again. Without a branch, all loads are in flight before
+      // the first wait.
       rows[i].load(dy + p.dy_rows.offset(tokens[min(begin + i, count - 1)]), columns);
     }
 #pragma unroll
@@ -177,7 +179,7 @@ class RowSum {
     group_ = item.token / kEmbeddingGroupTokens;
   }
   __device__ __forceinline__ void add_value(const float (&z)[kVec8]) { add(chain_, z); }
-  // Adds an item of the same group or of a later group.
+  // Moves on to an item of the row's current group or of a later group.
   __device__ __forceinline__ void go_on(const EmbeddingItem& item) {
     const std::uint32_t next = item.token / kEmbeddingGroupTokens;
     if (next == group_) return;
@@ -194,7 +196,7 @@ class RowSum {
   }
 
  private:
-  static constexpr std::uint32_t kGroups = 1u << kEmbeddingLevels;  // groups per block
+  static constexpr std::uint32_t kGroups = 1u << kEmbeddingLevels;  // groups among 8192 tokens, a block of the sum
 
   __device__ __forceinline__ void end_group(std::uint32_t next) {
     const int level = tree_.advance(group_ % kGroups, next, [&](int below) { waiting_.add_to(below, chain_); });
@@ -224,7 +226,7 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
   __shared__ EmbeddingItem items[kWindow];
   const std::int64_t num_items = *w.num_items, first = window * kWindow;
   if (first >= num_items) return;
-  constexpr std::uint32_t kNone = 0xffffffffu;  // a row has 31 bits
+  constexpr std::uint32_t kNone = 0xffffffffu;  // a row index has at most 31 bits
   const std::uint32_t before = first == 0 ? kNone : w.items[first - 1].row;
   std::uint32_t current = kNone;
   const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kVec8;
@@ -240,8 +242,8 @@ __device__ __forceinline__ void sum_rows(const EmbeddingBackwardParams& p, const
       items[threadIdx.x] = at < num_items ? w.items[at] : EmbeddingItem{kNone, 0, 0, 0};
     }
     __syncthreads();
-    // Items of this block: in the first window all items, except items of a row that began before this window. In later
-    // windows, only items of the first window's last row.
+    // A window is kWindow items. In its first window, the block takes all items except those of a row that began before
+    // the window. In later windows, it takes only items of the first window's last row.
     const auto is_mine = [&](const EmbeddingItem& item) {
       return item.row != kNone && item.row != before && (from == first || item.row == current);
     };

@@ -31,7 +31,7 @@ constexpr int kEmbeddingRunBits = 9;    // a run: the tokens of one row among 51
 constexpr int kEmbeddingLongRun = 16;   // runs of at least this many tokens get their own blocks
 constexpr int kEmbeddingDigitBits = 9;  // greatest number of row-index bits that one pass sorts by
 constexpr int kEmbeddingDigits = 1 << kEmbeddingDigitBits;
-constexpr int kEmbeddingSortTile = 2048;  // tokens of a block
+constexpr int kEmbeddingSortTile = 2048;  // tokens that a block of the sort takes
 constexpr int kEmbeddingItemTile = 1024;
 constexpr std::uint32_t kEmbeddingNoSlot = 0xffffffffu;
 
@@ -46,13 +46,14 @@ struct alignas(16) EmbeddingItem {
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];       // [num_tokens] each
   EmbeddingItem* items;        // [num_tokens]
-  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: counts, then the first position of each digit
+  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: count, later first position, of a tile's digit
   std::uint32_t* item_counts;  // [item tiles]
   std::uint32_t* num_items;
   std::uint8_t* present;  // [num_rows]: 1 where a row has a token
   float* sums;            // [num_tokens / kEmbeddingLongRun + 1, columns]: sums of long runs
 };
-// Returns the bytes of all parts. Sets the pointers of `to` to the parts of the workspace, unless `to` is null.
+// Returns the total size of all parts in bytes. Sets the pointers of `to` to the parts of the workspace, unless `to` is
+// null.
 std::int64_t place(const EmbeddingBackwardParams& p, EmbeddingWorkspace* to);
 
 RLK_CUDA_KERNELS(void embedding(const EmbeddingParams& p, const EmbeddingPlan& plan, cudaStream_t stream);)

@@ -16,13 +16,13 @@
 #include "kernels.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kSortThreads = 256, kSortWarps = kSortThreads / 32;
 constexpr int kWarpKeys = kEmbeddingSortTile / kSortWarps, kRounds = kWarpKeys / 32;
 
 struct Digit {
-  int shift;  // in a key
+  int shift;  // the digit's lowest bit in a key
   std::uint32_t mask;
   __device__ __forceinline__ std::uint32_t of(EmbeddingKey key) const {
     return static_cast<std::uint32_t>(key >> shift) & mask;
@@ -173,10 +173,10 @@ __global__ void __launch_bounds__(kSortThreads)
 }
 
 constexpr int kItemThreads = 256, kItemRounds = kEmbeddingItemTile / kItemThreads;
-constexpr int kAround = kEmbeddingLongRun - 1;  // neighbours that decide whether a token's run is long
+constexpr int kAround = kEmbeddingLongRun - 1;  // whether a token's run is long depends on this many keys to each side
 static_assert((kEmbeddingLongRun & kAround) == 0);
 
-// The runs of a tile's keys, and of the kAround keys before and after the tile.
+// For each key of a tile, and of the kAround keys before and after it: a number that is equal for all keys of a run.
 struct TileRuns {
   EmbeddingKey run[kEmbeddingItemTile + 2 * kAround];
 

@@ -1,7 +1,8 @@
 // gae, discounted_returns and vtrace. Bound by HBM: every input is read once and every output written once.
 //
 // Each block processes one sequence, from its end to its beginning. A warp takes a chunk of 128 tokens at a time, four
-// tokens per lane. A chunk needs two values of the later chunks: the value of the first token there that counts, and x.
+// tokens per lane. A token counts if the mask includes it. x is the state of the backward recursion (in gae the
+// advantage). A chunk needs two numbers of the later chunks: the value of the first token there that counts, and x.
 // Warps exchange both values through shared memory. Each warp first scans its chunk as if x after the chunk were 0.
 // Then each warp computes x from chunk to chunk, with the chunks' totals. The loads of the next chunks are in flight
 // meanwhile. In most chunks all tokens count. If coefficients are constants (gae and discounted_returns), all such
@@ -15,7 +16,7 @@
 #include "rlk/ops/gae.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kMostScanWarps = 16;
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -84,7 +85,8 @@ struct LaneTokens {
   }
 };
 
-// Inclusive suffix scan over the lanes' steps: a lane's result composes its own step with the steps of all later lanes.
+// Inclusive suffix scan over the lanes' steps (a step maps x to c x + d): a lane's result composes its own step with
+// the steps of all later lanes.
 __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 #pragma unroll
   for (int h = 1; h < kScanLanes; h *= 2) {
@@ -99,9 +101,9 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 struct WholeChunk {
   static constexpr int kStages = 5;
   float step = 0.0f;              // 0: whole chunks take the general scan
-  float before[kStages] = {};     // coefficient of a block before each stage, if another block follows it
-  float total = 0.0f;             // coefficient of the chunk
-  float behind[kScanLanes] = {};  // for each lane, coefficient of the lanes after this lane; unused for the last lane
+  float before[kStages] = {};     // product of the coefficients of 2^stage lanes
+  float total = 0.0f;             // product of the coefficients of all lanes
+  float behind[kScanLanes] = {};  // for each lane, product of the later lanes' coefficients; unused for the last lane
 
   // If the product of a chunk's coefficients is below the least normal number, `step` stays 0, and chunks take the
   // general scan. The host may round such products differently from the device.

@@ -8,11 +8,11 @@
 #include "rlk/ops/group_advantage.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kGroupThreads = 128;
 constexpr int kBatchThreads = 1024;
-constexpr std::int64_t kSmallBatch = 16384;  // slots of a batch for which half of kBatchThreads suffice
+constexpr std::int64_t kSmallBatch = 16384;  // up to this many sequences, half of kBatchThreads suffice
 
 struct GroupBlock : WarpBlock {
   MemberCounts* shared_counts;

@@ -1,12 +1,13 @@
 // importance_weights: passes over tokens, and with normalize a pass over weights. All architectures share this source.
-// Bound by HBM. Log-probabilities and mask are read once, or twice if a weight or criterion belongs to sequences.
-// Weights and kept are written once. normalize reads and writes the weights once more.
+// Bound by HBM. Log-probabilities and mask are read once, or twice if a weight or a rejection criterion belongs to
+// sequences. The arrays `weights` and `kept` are written once. With `normalize`, the weights are read and written once
+// more.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/importance_kernels.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kTokenThreads)
     importance_divide_kernel(const __grid_constant__ ImportanceWeightsParams p, const TokenWorkspace<ImportanceBatch> w,

@@ -6,7 +6,7 @@
 #include "rlk/ops/kl.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kTokenThreads, 3)
     kl_kernel(const __grid_constant__ KlParams p, std::int64_t slots, int tile) {

@@ -7,7 +7,7 @@
 #include "rlk/tokens.h"                 // PlainMemory
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 template <class Unit>
 __global__ void __launch_bounds__(kCacheAppendThreads)

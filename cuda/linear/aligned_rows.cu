@@ -13,7 +13,7 @@ constexpr int kVectors = 4, kLog2Threads = 8;
 __global__ void __launch_bounds__(1 << kLog2Threads, 4)
     aligned_rows_kernel(const __grid_constant__ AlignedRowsParams p, const RowSplit split) {
   wait_for_previous_kernel();
-  allow_next_kernel();  // after the wait: the next kernel may at once read other results of earlier kernels
+  allow_next_kernel();  // not before the wait: the next kernel reads results of earlier kernels without a wait
   const RowPlace place = place_in_rows(split, kVectors, blockIdx.x, static_cast<int>(threadIdx.x));
   if (place.row >= p.rows) return;
   const auto* const from = static_cast<const std::uint16_t*>(p.from) + p.from_rows.offset(p.first_row + place.row);

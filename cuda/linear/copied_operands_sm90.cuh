@@ -96,7 +96,7 @@ __device__ __forceinline__ void copy_piece(const CopiedOperand& x, CopyRing* rin
       const unsigned bits = (shift & 2) * 8;
       const std::uint32_t at = buffer + run * (kRun + 1) * 16 + shift / 4 * 4 + lane * 4;
       auto* const to = reinterpret_cast<std::uint32_t*>(x.to + (first_row + row) * x.pitch + first_vector) + lane;
-      constexpr int kWords = kRun / 8, kTogether = std::min(kWords, 8);  // words of a lane
+      constexpr int kWords = kRun / 8, kTogether = std::min(kWords, 8);  // words per lane
 #pragma unroll 1
       for (int first = 0; first < kWords; first += kTogether) {
         std::uint32_t words[kTogether];

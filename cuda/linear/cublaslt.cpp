@@ -153,7 +153,7 @@ void CublasLt::run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cuda
 
 std::vector<CublasLtAlgorithm> CublasLt::propose(const GemmParams& p, int most) const {
   Call call(p);
-  Preference preference{};  // by default without a workspace
+  Preference preference{};  // the default preference allows no workspace
   require(library()->init_preference(&preference, sizeof preference), "cublasLtMatmulPreferenceInit");
   std::vector<Heuristic> found(static_cast<std::size_t>(most));
   int count = 0;

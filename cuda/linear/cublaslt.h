@@ -26,8 +26,8 @@ class CublasLt {
 
   std::size_t version() const { return version_; }  // "130100" is 13.1.0
 
-  // Whether the library has a call for the product: one chunk, no bias or addend, dense rows that begin at multiples of
-  // 16 bytes.
+  // Whether the library has a call for the product. The contraction must be a single sum, without segments or token
+  // blocks. The product must have no bias or addend, and dense rows that begin at multiples of 16 bytes.
   static bool serves(const GemmParams& p);
   // Runs without a workspace. Throws if the library refuses.
   void run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cudaStream_t stream) const;

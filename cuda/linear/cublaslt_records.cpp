@@ -11,12 +11,12 @@
 namespace rlk::cuda {
 namespace {
 
-// Names of the records; g++ 10 has no using enum.
+// Names that the included records use. A `using enum` would give these names, but g++ 10 does not have it.
 constexpr auto kForward = LinearPass::kForward, kInputGrad = LinearPass::kInputGrad,
                kWeightGrad = LinearPass::kWeightGrad;
 constexpr auto kFloat32 = DType::kFloat32, kBFloat16 = DType::kBFloat16, kFloat16 = DType::kFloat16;
 
-// Sorted by products.
+// The records are sorted by product.
 constexpr CublasLtRecord kH200Version130100[] = {
 #include "cublaslt_nvidia_h200_130100.inc"
 };

@@ -20,7 +20,7 @@ struct CublasLtRecord {
 // is for this device and this version of the library. The library is loaded only once a product is in a table.
 const CublasLtRecord* recorded(const GemmParams& p, int device);
 
-// The products that records serve on a device.
+// The products for which a record applies on a device.
 std::vector<LinearProducts> recorded_products(int device);
 
 }  // namespace rlk::cuda

@@ -13,7 +13,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr std::int64_t kMaxGrid = (std::int64_t{1} << 31) - 1;
-constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // limit of OperandLoad
+constexpr std::int64_t kMaxRowChunks = std::numeric_limits<int>::max();  // OperandLoad counts in 32 bits
 constexpr int kLeastStages = 3;
 constexpr Sm80Tile kTiles[] = {Sm80Tile::kFewestRows, Sm80Tile::kSmallM, Sm80Tile::kMedium,
                                Sm80Tile::kSquare,     Sm80Tile::kLarge,  Sm80Tile::kBlocks};
@@ -45,7 +45,7 @@ void run(const GemmParams& p, cudaStream_t stream) {
   const int most = allow_shared_memory<gemm_sm80_kernel<Tile, kContractionA, kContractionB, kLevels>>();
   // As many stages as possible, provided that all blocks of the launch are resident, or as many blocks as the registers
   // allow.
-  constexpr int kReserved = 1024;  // bytes per block, for the system
+  constexpr int kReserved = 1024;  // bytes of shared memory that the system reserves per block
   const int resident = static_cast<int>(
       std::clamp<std::int64_t>(ceil_div(blocks, multiprocessors(current_device())), 1, Tile::kMinBlocks));
   const int stages = std::clamp(((most + kReserved) / resident - kReserved) / Tile::kStageBytes, kLeastStages,

@@ -13,8 +13,8 @@
 
 namespace rlk::cuda {
 
-// An operand [extent, contraction]. The contiguous index is the contraction or the extent; `rows` lays out the other
-// index.
+// An operand [extent, contraction]. The extent is the index that is not contracted: m of A, n of B. The contiguous
+// index is the contraction or the extent; `rows` lays out the other index.
 struct GemmOperand {
   const void* data = nullptr;
   RowLayout rows;
@@ -33,13 +33,13 @@ struct GemmParams {
   // contraction.
   const GemmOperand *copied_a = nullptr, *copied_b = nullptr;
   std::uint32_t* copy_counters = nullptr;
-  bool continues = false;  // the accumulators start with the addend; only for one token block and one segment
+  bool continues = false;  // the accumulators start with the addend; requires one token block and one segment
   RowLayout addend_rows;
   std::int64_t m = 0, n = 0, contraction = 0;
-  int segments = 1;  // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2)
-  // Contraction indices per token block (rule 9), only for one segment; 0: one block.
+  int segments = 1;  // segments of the contraction: 1, 2, 4 or 8 of equal length (rule 2 of docs/numerics.md)
+  // Contraction indices per token block (rule 9 of docs/numerics.md), if there is one segment; 0: one block.
   std::int64_t block = 0;
-  const std::int32_t* row_limit = nullptr;  // for gradients, see ops/linear.h; a kernel may also process all rows
+  const std::int32_t* row_limit = nullptr;  // only for gradients: row_limit of ops/linear.h; a kernel may ignore it
   DType dtype = DType::kBFloat16;           // dtype of a and b: kBFloat16, kFloat16
   DType d_dtype = DType::kBFloat16, bias_dtype = DType::kBFloat16;
 };

@@ -1,5 +1,5 @@
-// Rule 2: combines the sums of 1, 2, 4 or 8 segments by a perfect binary tree. The segments are computed one after
-// another.
+// Combines the sums of 1, 2, 4 or 8 segments of the contraction by a perfect binary tree (rule 2 of docs/numerics.md).
+// The segments are computed one after another.
 #pragma once
 
 #include <cstdint>

@@ -82,8 +82,9 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
   GemmParams q = p;
   if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
   if (b) q.b = of_copy(p.b, somewhere, p.n, p.contraction);
-  // A row limit counts rows of the whole product, so it cannot serve a part. Products whose rows of D begin but do not
-  // end at multiples of 16 bytes take the kernel for any layout, because a test of one failed (README.md).
+  // `row_limit` counts rows of the whole product, so a part of the product cannot use it. If rows of D begin but do not
+  // end at multiples of 16 bytes, the product takes the kernel for any layout, because such a product failed a test
+  // (README.md).
   const bool ends_inside =
       rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype)) && p.n * size_of(p.d_dtype) % 16 != 0;
   if ((!a && !b) || p.row_limit != nullptr || ends_inside || !gemm_sm90_serves(q)) return {};
@@ -100,7 +101,7 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
     copies.bytes += bytes_of(p.b, copies.rows_b, p.contraction);
   }
   // To copy an operand, the product's kernel loads whole vectors of 16 bytes from its first byte to its last. So its
-  // rows must lie apart in memory.
+  // rows must not overlap in memory.
   const auto lie_apart = [&](const GemmOperand& x, std::int64_t extent) {
     const std::int64_t rows = x.contraction_contiguous ? extent : p.contraction;
     const std::int64_t columns = x.contraction_contiguous ? p.contraction : extent;

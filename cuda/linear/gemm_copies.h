@@ -19,19 +19,19 @@ struct AlignedRowsParams {
 };
 RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stream);)
 
-// The product is computed in parts: rows_a rows of A and rows_b rows of B are copied at a time. 0: that operand is read
-// in place. `bytes`: size of the workspace for the copies and counters, which must be 16-byte aligned. loads_rows:
-// ordinary loads read B in place.
+// The product is computed in parts: `rows_a` rows of A and `rows_b` rows of B are copied at a time. An operand with 0
+// such rows is read in place. `bytes`: size of the workspace for the copies and counters, which must be 16-byte
+// aligned. `loads_rows`: ordinary loads read B in place.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
   std::int64_t counters = 0;  // if above 0, the product's kernel copies; the counters lie at the workspace's end
   bool loads_rows = false;
   bool serve() const { return bytes > 0 || loads_rows; }
 };
-// The copies of a product, in about 256 MiB at most. serve() is false if the product needs no copies, or if they would
-// not help, as with few rows or columns.
+// Plans the copies of a product, in a workspace of about 256 MiB at most. serve() is false if the product needs no
+// copies, or if they would not help, as with few rows or columns.
 GemmCopies gemm_copies(const GemmParams& p);
-// The copies of a product of any size, in about `bytes`.
+// Plans the copies of a product of any size, in a workspace of about `bytes`.
 GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);
 void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream);
 

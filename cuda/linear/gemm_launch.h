@@ -19,7 +19,7 @@ struct RowStreams {
 constexpr int kCopyRange = 1024;     // contraction indices that a counter of copies covers
 constexpr int kPieceVectors = 1024;  // vectors of 16 bytes that a warp copies at a time
 
-// An operand that the product's kernel copies for TMA (copied_operands_sm90.cuh). to: null if the operand is not
+// An operand that the product's kernel copies for TMA (copied_operands_sm90.cuh). `to` is null if the operand is not
 // copied.
 struct CopiedOperand {
   std::uint64_t from;
@@ -46,7 +46,7 @@ struct GemmLaunch {
   std::int64_t d_stride, addend_stride;
   int rows, columns;  // shape of d
   int k_steps;        // stages of the contraction
-  int chunk_steps;    // stages of a segment (rule 2) or a token block (rule 9); k_steps if there is one chunk
+  int chunk_steps;    // stages of a chunk (see Combine); k_steps if there is one chunk
   int chunks;
   int cluster;           // number of blocks, neighbours along A's rows, that load their tile of B together
   int last_a, last_b;    // rows that a block of the last, partial tile loads, a multiple of 8
@@ -57,20 +57,21 @@ struct GemmLaunch {
   DType d_dtype, bias_dtype;
   bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
-  RowStreams rows_of_a;               // Tile::kLoadsRows: A
+  RowStreams rows_of_a;               // A, if Tile::kLoadsRows
   bool follows_copy;                  // the previous kernel copies B
-  CopiedOperands copies;              // Tile::kCopies
+  CopiedOperands copies;              // the operands to copy, if Tile::kCopies
 };
 
 // Number of boxes per stage for a block that takes rows_a rows of A and rows_b rows of B. A box has 64 contraction
 // indices. A stage has two boxes if the products of one box take less time than the barriers of a stage.
 constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 
-// How the sums of chunks are combined.
+// How the sums of chunks are combined. A chunk of the contraction is a segment (rule 2 of docs/numerics.md) or a token
+// block (rule 9).
 enum class Combine : std::uint8_t {
   kAdd,       // each sum is added to d in memory; the first sum is added to the addend, if given
   kFold,      // the sums are added one after another in registers
-  kTree,      // rule 2's tree
+  kTree,      // a perfect binary tree over segments
   kContinue,  // there is one chunk, whose sums begin with the addend
 };
 

@@ -10,7 +10,7 @@
 #include "gemm.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kChunkElements = 8, kChunkBytes = 16;
 
@@ -34,8 +34,8 @@ __device__ __forceinline__ int clamp(Integer x, int most) {
 template <class Tile, bool kContraction, int kThreads>
 class OperandLoad {
  public:
-  // `first`: the tile's first index in the operand's extent. `vector`: all rows of the operand begin at multiples of 16
-  // bytes, and rows_ can hold their offsets.
+  // `first`: the tile's first index in the operand's extent (the index that is not contracted). `vector`: all rows of
+  // the operand begin at multiples of 16 bytes, and rows_ can hold their offsets.
   __device__ __forceinline__ OperandLoad(const GemmOperand& x, std::int64_t extent, std::int64_t first, bool vector)
       : x_(x), first_(first), to_(Tile::offset(row(0), chunk())), vector_(vector) {
     if constexpr (kContraction) {
@@ -53,8 +53,8 @@ class OperandLoad {
     }
   }
 
-  // Number of this thread's chunks in a stage. If has_whole(k, left), the thread copies whole chunks. If rows lie along
-  // the contraction, a chunk may have only some elements inside the extent.
+  // Number of this thread's chunks in a stage. If `has_whole(k, left)` is true, the thread copies whole chunks. If the
+  // extent is the contiguous index, the last chunk of a row may reach past the extent.
   static constexpr int kChunks = Tile::kRows * Tile::kRowChunks / kThreads;
   // All threads of the block get the same result.
   __device__ __forceinline__ bool has_whole(std::int64_t k, int left) const {

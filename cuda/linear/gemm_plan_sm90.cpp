@@ -25,7 +25,7 @@ constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
 constexpr std::int64_t kMostStreamedRows = 32;                 // most rows of x that a kernel reads by ordinary loads
 constexpr std::int64_t kMostStreamed = std::int64_t{1} << 29;  // elements of a row; its bytes fit into 31 bits
-constexpr std::int64_t kMostTransposedRows = 1024;             // with more rows, tiles of any height are full
+constexpr std::int64_t kMostTransposedRows = 1024;             // with more rows, nearly all tiles are full
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -64,7 +64,7 @@ int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
 // result. Newton's method finds the root, because the C library's pow would need glibc 2.29.
 double smooth_max(std::initializer_list<double> costs) {
   const double largest = std::max(costs);
-  double sum = 0;  // 1 ... the number of costs
+  double sum = 0;  // between 1 and the number of costs
   for (double cost : costs) {
     const double part = cost / largest;
     sum += part * part * part * part * part;

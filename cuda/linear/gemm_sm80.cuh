@@ -9,11 +9,11 @@
 #include "gemm_store_sm80.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kStepK = 16;         // contraction indices per mma
 constexpr int kGroupTiles = 8;     // consecutive tiles of a column, which share L2
-constexpr int kSegmentLevels = 3;  // levels of rule 2's tree
+constexpr int kSegmentLevels = 3;  // levels of the tree over up to 8 segments
 
 // The launch's arguments.
 struct GemmLaunchSm80 {
@@ -21,7 +21,7 @@ struct GemmLaunchSm80 {
   std::int64_t part;  // contraction indices per segment or token block; all indices if there is one part
   int tiles_m, tiles_n;
   int stages;
-  bool vector_a, vector_b, vector_d;  // rows begin at 16 bytes
+  bool vector_a, vector_b, vector_d;  // whether rows begin at multiples of 16 bytes
 };
 
 // A block's tile, the arrangement of its warps, and the contraction indices per stage. kBlocks: blocks per

@@ -37,8 +37,9 @@ constexpr int small_m_fixed_bytes(int slice_rows) {
   return 1024 + slice_rows / 16 * kStagingBytes + 2 * kSmallMMaxStages * 8;
 }
 
-// Multiplies 64 contraction indices of a stage. `weights` and `x` are the lane's addresses before the swizzle: of row
-// lane % 16 of the weights, and of the row of x whose address the lane gives to ldmatrix.
+// Multiplies 64 contraction indices of a stage. `weights` and `x` are the lane's addresses in shared memory before the
+// swizzle. `weights` is the address of row lane % 16 of the weights. `x` is the address of the row of x that the lane
+// gives to ldmatrix.
 template <class T, int kTiles>
 __device__ __forceinline__ void multiply_box(float (&d)[4 * kTiles], std::uint32_t weights, std::uint32_t x, int lane) {
   std::uint32_t a[4][4];

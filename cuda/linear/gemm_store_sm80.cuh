@@ -8,7 +8,7 @@
 #include "gemm.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // A warp's part of D: kRowTiles of 16 rows by kColumnTiles of 8 columns, laid out as mma's C.
 template <int kRowTiles, int kColumnTiles>
@@ -108,7 +108,7 @@ __device__ __forceinline__ void store_rounded(const GemmParams& p, const LanePos
         std::int64_t column = at.column + j * 8;
         if constexpr (kWords == 4) {
           transpose_in_quad(w, lane);
-          column += lane % 4 * 6;  // from pair t of tile j to the beginning of tile j + t
+          column += lane % 4 * 6;  // moves `column` from pair t of tile j to the beginning of tile j + t
         }
         if (row >= p.m) continue;
         if (vector && column + 2 * kWords <= p.n) {

@@ -49,7 +49,7 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
 struct Addend {
   const float* data;  // null: nothing
   std::int64_t stride;
-  bool vectors;  // rows begin at 16 bytes
+  bool vectors;  // whether rows begin at multiples of 16 bytes
 };
 __device__ __forceinline__ Addend addend_of(const GemmLaunch& g, bool first_chunk) {
   if (first_chunk) return {g.addend, g.addend_stride, g.vector_addend};

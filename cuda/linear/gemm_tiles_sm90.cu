@@ -1,4 +1,5 @@
-// The tiled and small_m plans of linear for SM90, compiled once per operand type.
+// Instantiates the kernels of linear's tiled and small_m plans for SM90. CMake compiles this file once per operand
+// type.
 #include "gemm_run_sm90.cuh"
 
 namespace rlk::cuda {

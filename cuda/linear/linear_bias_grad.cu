@@ -1,6 +1,6 @@
-// dbias, compiled once per architecture. A block takes a few columns of all rows, 8192 rows at a time. A thread adds a
-// group of 64 consecutive rows of eight columns. The tree over these groups is added first by the threads of each warp,
-// then across warps. Bound by HBM: dy is read once.
+// Computes dbias. CMake compiles this file once per architecture. A block takes a few columns of all rows, 8192 rows at
+// a time. A thread adds a group of 64 consecutive rows of eight columns. The tree over these groups is added first by
+// the threads of each warp, then across warps. Bound by HBM: dy is read once.
 #include "../common/alignment.h"
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"

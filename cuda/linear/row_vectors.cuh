@@ -5,7 +5,7 @@
 #include <cstdint>
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kPerVector = 8;  // elements
 

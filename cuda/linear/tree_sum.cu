@@ -1,4 +1,5 @@
-// tree_sum, compiled once per architecture. A thread adds four elements. Bound by HBM: every part is read once.
+// tree_sum adds equally shaped arrays (its parts) by a tree. CMake compiles this file once per architecture. A thread
+// adds four elements of all parts. Bound by HBM: every part is read once.
 #include "../common/element_dtype.cuh"
 #include "../common/launch.h"
 #include "sums.h"

@@ -2,9 +2,10 @@
 // statistics of the accumulators. No logits are written to memory. The tensor cores and their power limit this kernel.
 //
 // Two warpgroups alternate over neighbouring tiles of 128 rows by 192 columns in the same rows. One warpgroup processes
-// the logits of its tile while the other warpgroup multiplies. A pair of tiles has three leaves. The first warpgroup
-// computes the first leaf's statistics. Each thread of the first warpgroup has some of the second leaf's first 64
-// columns. It passes z of these columns to the thread of the second warpgroup that has the same rows and chains.
+// the logits of its tile while the other warpgroup multiplies. A leaf is 128 columns, so a pair of tiles has three
+// leaves. The first warpgroup computes the first leaf's statistics. Each thread of the first warpgroup has some of the
+// second leaf's first 64 columns. It passes z (the logit that enters the softmax) of these columns to the thread of the
+// second warpgroup that has the same rows and chains. A chain is the sum over every eighth column of a leaf.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -33,12 +34,15 @@ struct alignas(16) PairShared {
 template <bool kMoments>
 struct PairSharedNodes {
   NodeOf<kMoments> leaves[kPairLeaves][kPairRows];
-  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // the first of two nodes, for each level of a node's tree
+  NodeOf<kMoments>
+      kept[kNodeLevels]
+          [kPairRows];  // for each level of the tree over a node's leaves: a left child that waits for its sibling
 };
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));
 
-// Adds a pair's leaves, for the thread's row, to the trees of the run's nodes, or stores the leaves unchanged.
+// Adds a pair's leaves, for the thread's row, to the nodes of its run of pairs, or stores the leaves unchanged if the
+// pair is a separate work item.
 template <bool kMoments>
 __device__ __forceinline__ void store_pair(const HeadLaunch& g, const PairWork& work, int pair,
                                            PairSharedNodes<kMoments>& nodes, int row) {

@@ -19,7 +19,8 @@ namespace rlk::cuda {
 using GradientTile = PingPongTile<192>;
 constexpr int kGradientStaging = kStoreBoxBytes;  // bytes per warpgroup; the rest of shared memory holds stages
 
-// Values that the gradients of a row's logits need. Row is BackwardRow, or SmoothedRow with label smoothing.
+// Values that the gradients of a row's logits need. The type Row is `BackwardRow`, or `SmoothedRow` with label
+// smoothing.
 template <class Row>
 struct alignas(16) GradientRow {
   Row row;
@@ -71,7 +72,7 @@ __device__ __forceinline__ void make_gradients(float (&d)[kFragment], const Grad
   }
 #pragma unroll
   for (int group = 0; group < kFragment; group += 16) {
-    // A branch for every 32 columns. Without branches the temporaries of all columns would not fit in registers.
+    // Every 32 columns begin with a branch. Without branches the temporaries of all columns would not fit in registers.
     if (column + 2 * group >= valid) continue;
 #pragma unroll
     for (int k = group; k < group + 16; ++k)

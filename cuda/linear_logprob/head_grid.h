@@ -1,4 +1,5 @@
-// The columns of a vocabulary, and how they are divided into tiles and strips for few rows.
+// The columns of a vocabulary, and how they are divided into tiles and strips for few rows. A part is one of the
+// vocabulary's eight parts; a leaf is 128 columns of a part (rule 5 of docs/numerics.md).
 #pragma once
 
 #include <algorithm>

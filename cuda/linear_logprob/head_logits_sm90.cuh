@@ -1,5 +1,5 @@
-// Arguments of the fused head's kernels, and their steps before the statistics: z of rule 8, z of the target, and the
-// rows of a tile.
+// Arguments of the fused head's kernels, and their steps before the statistics: z (the logits after bias, rounding,
+// scale and softcap: rule 8 of docs/numerics.md), z of the target, and the rows of a tile.
 #pragma once
 
 #include "../common/element_dtype.cuh"
@@ -26,8 +26,7 @@ struct HeadLaunch {
   DType bias_dtype, target_dtype, logits_dtype;
 };
 
-// The steps from accumulators to z (rule 8): no step, rounding to bf16, or the steps that the launch's arguments
-// request.
+// The steps from accumulators to z: no step, rounding to bf16, or the steps that the launch's arguments request.
 enum class HeadLogits : std::uint8_t { kPlain, kRounded, kGeneral };
 
 // Rounds two accumulators to bf16 in place. With separate conversions ptxas would keep rounded and unrounded values in

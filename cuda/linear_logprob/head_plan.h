@@ -62,7 +62,7 @@ inline bool has_moments(const LinearLogprobParams& p) {
   return p.entropy != nullptr || p.sum_p_sq != nullptr || p.stats != nullptr;
 }
 
-// Bytes of a node. Without moments, a node has only a reference and a sum.
+// Bytes of a node. Without moments, a node has only its reference m and the sum of its exponentials relative to 2^m.
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
 // Whether the kernel for few rows serves a call. If this kernel would lack registers for a call, the other kernel

@@ -1,7 +1,7 @@
 // Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves per row. Thread t of a
 // warpgroup holds two of its warp's sixteen rows, r and r + 8 with r = t / 4 % 8. In these rows, thread t holds columns
-// 8 j + 2 (t % 4) + {0, 1}: two whole chains of every leaf. The tensor cores may idle during the statistics. So all
-// work that can wait runs while the next tile's products run.
+// 8 j + 2 (t % 4) + {0, 1}: two whole chains (every eighth column) of every leaf. The tensor cores may idle during the
+// statistics. So all work that can wait runs while the next tile's products run.
 #pragma once
 
 #include "../common/element.cuh"
@@ -25,7 +25,7 @@ constexpr int kLeafFragments = kLeafColumns / 8;  // groups of eight columns
 constexpr int kTileLeaves = 2, kTileRows = 2;     // leaves per tile; a thread's rows of a tile
 
 // A lane's sums over its two chains of one row's leaf. The tree over the four lanes of a quad gives the leaf's sums
-// (rule 5).
+// (rule 5 of docs/numerics.md).
 template <bool kMoments>
 struct TwoChains {
   float S[2] = {0.0f, 0.0f}, E[2] = {0.0f, 0.0f}, Q[2] = {0.0f, 0.0f};
@@ -77,9 +77,9 @@ __device__ __forceinline__ void combine_rows(SoftmaxStats (&a)[kTileRows], const
 template <Exp kExp, bool kMoments, int kLeaves, class Logits>
 __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kTileRows],
                                             SoftmaxStats (&shares)[kLeaves][kTileRows]) {
-  // The clamp does not change S: the largest exponential of the leaf is at least 1/2, so adding terms of 2^-120 or less
-  // does not change the rounded sum. The clamp matters only for sums of z, for sums of squares, and for the exponents
-  // of the portable exponential.
+  // The lower limit of z does not change S, the sum of exponentials: the largest exponential of the leaf is at least
+  // 1/2, so adding terms of 2^-120 or less does not change the rounded sum. The limit matters only for sums of z, for
+  // sums of squares, and for the exponents of the portable exponential.
   constexpr bool kClamps = kMoments || kExp == Exp::kPortable;
   float largest[kLeaves][kTileRows], smallest[kLeaves][kTileRows];
 #pragma unroll
@@ -106,7 +106,8 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
       }
     }
   }
-  // The simple case lies well inside the bounds of leaf_reference: no column is clamped or missing, and no row fails.
+  // In the simple case, no column is clamped or missing, and no row fails. Its bounds are stricter than those of
+  // `leaf_reference`.
   float m[kLeaves][kTileRows];
   bool simple = true;
 #pragma unroll

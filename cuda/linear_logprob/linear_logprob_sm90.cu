@@ -1,4 +1,4 @@
-// The fused head for SM90, compiled once per operand type.
+// Instantiates the kernels of the fused head for SM90. CMake compiles this file once per operand type.
 #include "run_sm90.cuh"
 
 namespace rlk::cuda {

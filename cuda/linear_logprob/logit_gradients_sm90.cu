@@ -1,4 +1,5 @@
-// Gradients of the head's logits for SM90, compiled once per operand type.
+// Instantiates the kernels of the gradients of the head's logits for SM90. CMake compiles this file once per operand
+// type.
 #include "gradient_sm90.cuh"
 
 namespace rlk::cuda {

@@ -1,5 +1,5 @@
-// Lists the groups that have a scored row, and clears the rows of all other groups. No call waits for the list: kernels
-// read it from device memory.
+// Lists the groups of 16 rows that have a scored row, and clears the rows of all other groups. No call waits for the
+// list: kernels read it from device memory.
 #include "../common/launch.h"
 #include "kernels.h"
 #include "rlk/load_index.h"

@@ -1,4 +1,5 @@
-// Nodes of the tree over leaves. The fused head's kernel writes these nodes, and the kernel of the outputs reads them.
+// Nodes of the tree over leaves (128 columns): softmax statistics of some leaves of a row. The fused head's kernel
+// writes these nodes, and the kernel of the outputs reads them.
 #pragma once
 
 #include "head_grid.h"
@@ -7,7 +8,7 @@
 
 namespace rlk::cuda {
 
-// A node in memory. Without moments, a node has only a reference and a sum.
+// A node in memory. Without moments, a node has only its reference m and the sum of its exponentials relative to 2^m.
 template <bool kMoments>
 struct alignas(16) NodeOf {
   float m, S, E, Q;

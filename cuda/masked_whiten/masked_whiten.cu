@@ -12,7 +12,7 @@
 #include "rlk/ops/masked_whiten.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kMostWhitenWarps = 16;
 constexpr int kWhitenBatchThreads = 512;

@@ -1,5 +1,5 @@
-// mismatch_metrics on CUDA, compiled once per architecture: passes over tokens. Bound by arithmetic: a token takes five
-// exponentials, but only nine bytes of memory with a mask of one byte per token.
+// The passes over tokens of mismatch_metrics on CUDA. CMake compiles this file once per architecture. Bound by
+// arithmetic: a token takes five exponentials, but only nine bytes of memory with a mask of one byte per token.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/mismatch_terms.h"

@@ -1,14 +1,14 @@
 // optimal_token_baseline in two launches. In the first kernel, each block scans one sequence. In the second kernel,
-// each thread computes one position of a group. All architectures share this source. HBM limits the second kernel if a
-// group's workspace and returns leave L2 between their two reads. With few sequences, the barriers of the scans limit
-// the speed.
+// each thread computes one token position in all sequences of a group. All architectures share this source. HBM limits
+// the second kernel if a group's workspace and returns leave L2 between their two reads. With few sequences, the
+// barriers of the scans limit the speed.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
 #include "../tokens/gpu.cuh"
 #include "kernels/advantages/optimal_baseline_scan.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kBaselineChunk)
     optimal_token_baseline_scan_kernel(const __grid_constant__ OptimalTokenBaselineParams p,

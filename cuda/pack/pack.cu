@@ -4,7 +4,7 @@
 // pack_kernel: up to eight arrays in one launch.
 // pack_positions_kernel: each block counts one row of the mask, 1,024 tokens at a time by ballots, and stores the row's
 //   length in cu_seqlens.
-// pack_scan_kernel: one block.
+// pack_scan_kernel: one block turns the lengths in cu_seqlens into offsets, by a prefix sum.
 // All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernels.h"
@@ -12,7 +12,7 @@
 #include "kernels/packing/pack_scan.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kPositionThreads = 256;
 constexpr int kPositionWarps = kPositionThreads / 32;

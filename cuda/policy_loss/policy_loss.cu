@@ -8,7 +8,7 @@
 #include "kernels/losses/policy_plain.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 template <PolicyForm kForm>
 constexpr TermsKernel<PolicyBatch> kPolicyTerms =

@@ -10,7 +10,7 @@
 #include "kernels/tokens/team_sum.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kPairThreads = 128;
 

@@ -5,7 +5,7 @@
 #include "kernels/sample/random_words.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kThreads = 256;
 

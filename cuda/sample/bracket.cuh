@@ -1,7 +1,7 @@
-// Cuts rows by masses alone: top_p without top_k. Each block processes one row. Before the scan of masses, a sample of
-// the row's columns gives a bracket, a range of z that should contain the last kept column. The scan lists the columns
-// in the bracket. After the scan, the exact masses of the listed columns decide the cut. If the bracket fails, the row
-// takes the selection of kernels/sample/select.h.
+// Cuts rows by masses alone: top_p without top_k. A column's mass is its exponential relative to the row's largest z.
+// Each block processes one row. Before the scan of masses, a sample of the row's columns gives a bracket, a range of z
+// that should contain the last kept column. The scan lists the columns in the bracket. After the scan, the exact masses
+// of the listed columns decide the cut. If the bracket fails, the row takes the selection of kernels/sample/select.h.
 #pragma once
 
 #include <cfloat>
@@ -11,7 +11,7 @@
 #include "kernels/sample/select.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // A row that waits after the first scan, and the row's largest z.
 struct WaitingRow {
@@ -29,7 +29,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
   using Base::p_, Base::row_, Base::state_;
 
  public:
-  // map: the caller passes a barrier after the writes of its cuts. i: the row's number in the chunk.
+  // `map`: after SlotMap::make() has written its cuts to shared memory, the caller passes a barrier. `i`: the row's
+  // number in the chunk.
   __device__ __forceinline__ MassCut(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
                                      FinishShared* shared, const SlotMap& map)
       : Base(Team(), p, chunk.first + i, &shared->base, nullptr, chunk.states + i, chunk.firsts + i * kMaxTeam),
@@ -230,7 +231,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     *sum = *sum + Binned{n * mass, n * mass * mass, n};
   }
 
-  // Ranks and masses of the columns in one bin. Both arrays reuse the memory of the selection's counts.
+  // Ranks (integers that order columns by descending z, then by id) and masses of the columns in one bin. Both arrays
+  // reuse the memory of the selection's counts.
   static constexpr std::uint32_t kFewInBin = kThreads;
   __device__ __forceinline__ std::uint64_t* bin_ranks() const {
     return reinterpret_cast<std::uint64_t*>(s_.base.counts);
@@ -262,9 +264,10 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
           }
         });
   }
-  // Adds masses in the order of ranks, and stores in found_prefix the rank of the first column with which the sum
-  // reaches the goal. Returns whether this column lies in the bracket and its bin fits shared memory. marks: the
-  // function also sets the mask bits of the listed columns up to this column, if `survives` accepts them.
+  // Adds masses in the order of ranks, and stores in `found_prefix` the rank of the first column with which the sum
+  // reaches the goal. Returns whether this column lies in the bracket and its bin fits shared memory. If `marks` is
+  // true, the function also sets the mask bits of the listed columns up to this column for which `survives` returns
+  // true.
   template <class Survives>
   __device__ __forceinline__ bool find_last(const Bracket& bracket, std::uint64_t goal, bool marks, const Masks& masks,
                                             Survives survives) {
@@ -362,8 +365,8 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
     __syncthreads();
     return true;
   }
-  // Does the last step of find_last for a bin of many columns. A pass over the list first collects these columns. goal:
-  // the mass that the bin's columns must reach.
+  // Does the last step of `find_last` for a bin of many columns. A pass over the list first collects these columns.
+  // `goal`: the mass that the bin's columns must reach.
   template <class Bin>
   __device__ __forceinline__ void find_among_many(std::uint64_t goal, int bin, Bin bin_of) {
     SampleShared& s = s_.base;

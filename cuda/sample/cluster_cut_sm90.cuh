@@ -1,5 +1,6 @@
 // Cuts a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns. Through
-// distributed shared memory, blocks exchange the extremes of z, bins of masses, and counts.
+// distributed shared memory, blocks exchange the extremes of z, bins of masses, and counts. A column's mass is its
+// exponential relative to the row's largest z. Its rank is an integer that orders columns by descending z, then by id.
 #pragma once
 
 #include "../common/cluster_sm90.cuh"
@@ -340,7 +341,7 @@ class ClusterCut {
       for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
     }
   }
-  // Adds the masses of the open columns to bins of z or of ids.
+  // Adds the masses of the open columns (each_open()) to bins of z or of ids.
   __device__ __forceinline__ void add_open_masses(float high, float scale, float unit) {
     const std::uint32_t bins = shared_address(s_.bins);
     each_open([&](float z, int id) {

@@ -160,7 +160,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     return __reduce_add_sync(kAllLanes, sum);
   }
 
-  // Draws, writes the results and the kept set. all: the number of kept columns.
+  // Draws, and writes the results and the kept set. `all`: the number of kept columns.
   __device__ __forceinline__ void finish(const SampleRow& want, std::int32_t status, std::uint32_t all) {
     KeptPlace place(p_, chunk_, i_);
     const bool has_sets = p_.kept_offsets != nullptr;
@@ -261,7 +261,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     const int group = group_of(step), leaf = warp_ % kGroupWarps * kAtOnce;
     if (task_of(group) >= grid_.groups) return;
     const auto own = static_cast<std::uint32_t>(lane_ < leaf ? bits_of(s_.masks[group][lane_]) : 0);
-    asm volatile("" : "+l"(to));  // keeps one address, so stores use it plus offsets
+    asm volatile("" : "+l"(to));  // makes the compiler keep `to`, so all stores use `to` plus offsets
     __builtin_assume(__isGlobal(to));
     // Each lane counts the bits of one word of the leaves' masks. The sum over earlier words is where its ids begin.
     constexpr int kWords = kAtOnce * kMaskWords;

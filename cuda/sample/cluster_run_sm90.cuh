@@ -86,9 +86,10 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
       cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
 
-// Computes a call of few rows that only top_p cuts, and returns true. For any other call the function returns false and
-// computes nothing: calls with other cuts, with the n best, with greedy rows, with too many rows, or with too large a
-// vocabulary. The result is also false if a group of leaves holds several parts of the vocabulary.
+// If only top_p cuts the rows of a call of few rows, this function computes the call and returns true. For any other
+// call it computes nothing and returns false: calls with other cuts, with the n best, with greedy rows, with too many
+// rows, or with too large a vocabulary. The result is also false if a group of leaves holds several parts of the
+// vocabulary.
 template <class T, Exp kExp>
 bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   const bool by_top_p = p.top_p.data != nullptr || p.top_p.value != 1.0f;

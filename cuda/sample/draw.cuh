@@ -6,7 +6,7 @@
 #include "kernels/sample/tree.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // A drawn token, and its z.
 struct Drawn {
@@ -42,7 +42,7 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
   const int lane = static_cast<int>(threadIdx.x % kWarp);
   const int own_level = lane == 0 ? 0 : lowest_bit_of(static_cast<std::uint32_t>(lane));
   const std::uint32_t r = words[level + own_level];
-  float left[kTrees] = {}, both[kTrees] = {};  // sums below the lane's node, relative to one reference
+  float left[kTrees] = {}, both[kTrees] = {};  // sums below the lane's node, relative to 2^m of the whole tree
   float m[kTrees], gap[kTrees];
   bool simple = true;
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void draw_over_lanes(const SoftmaxStats (&nodes)[kTre
     simple = simple && (nodes[k].m == -infinity() || gap[k] >= -kTreeGap) && m[k] < infinity();
   }
   if (__all_sync(kAllLanes, simple)) {
-    // One reference for all nodes of a tree, as in tree_over_lanes().
+    // All sums of a tree are relative to the same power of two (the reference), as in tree_over_lanes().
 #pragma unroll
     for (int k = 0; k < kTrees; ++k) {
       const float factor = float_of((bits_of(add_rn(gap[k], kStatsShift)) << 23) + (127 << 23));
@@ -104,8 +104,8 @@ __device__ __forceinline__ DrawnLane draw_over_lanes(const SoftmaxStats& node, i
   return drawn[0];
 }
 
-// Draws one of `count` nodes of level 5 in the same way. node_at(i) returns a node; for i >= count it returns the
-// identity.
+// Draws one of `count` nodes of level 5, by draw_over_lanes() for each 32 nodes and for their roots. node_at(i) returns
+// a node; for i >= count it returns the identity.
 template <class Node>
 __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, const std::uint32_t* words) {
   const int lane = static_cast<int>(threadIdx.x % kWarp), groups = count > kWarp ? count / kWarp : 1;

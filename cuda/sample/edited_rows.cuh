@@ -1,12 +1,13 @@
-// Rows that a list of first columns cuts, and whose history and bias edit some columns. The first scan reads the
-// unedited logits. The block that finishes a row computes the row's edits before it waits for the scan. The block
-// applies the edits to the leaves' largest z and to the list. All architectures share this source.
+// Computes rows with two properties: a list of the row's first columns (the largest z) cuts the row, and history and
+// bias edit some columns. The first scan reads the unedited logits. The block that finishes a row computes the row's
+// edits before it waits for the scan. The block applies the edits to the leaves' largest z and to the list. All
+// architectures share this source.
 #pragma once
 
 #include "finish_kernels.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kEditTableBits = 11, kEditTable = 1 << kEditTableBits;
 constexpr int kMostEdits = kEditTable / 2, kMostProbes = 128;
@@ -69,7 +70,7 @@ class RowListEdits {
       set(place, z, edits.penalties.of(z, words()[place], of_.bias_values[i], of_.order));
     });
   }
-  // The row's faults, after the barrier, if the edits fit the table.
+  // Returns the row's faults, if the edits fit the table. The caller has passed a barrier after find().
   __device__ __forceinline__ std::int32_t faults() const { return static_cast<std::int32_t>(*found()); }
   // Whether `allowed` includes the given valid column.
   __device__ __forceinline__ bool allows(int column) const {
@@ -129,8 +130,8 @@ class RowListEdits {
   // z of an allowed column, given its logit.
   __device__ __forceinline__ float edited(int column, float z) const { return is_marked(column) ? out()[column] : z; }
 
-  // See NoEdits. If a leaf's largest z may have been the z of an edited column, only the leaf's z after edits are
-  // certain to be reached.
+  // key() and reach() as in NoEdits. The leaf's largest z may have been that of an edited column. Then only the edited
+  // columns' z after the edits are certain to be reached.
   __device__ __forceinline__ std::uint32_t key(int slot, std::uint32_t key) const {
     const std::uint32_t edited = after()[slot], reach = max(key, edited);
     const bool spoiled = before()[slot] >= key;
@@ -193,7 +194,7 @@ class RowListEdits {
     *full() = 1;
     return -1;
   }
-  // Entries of the history whose loads overlap. A column is -1 if sample cannot keep it.
+  // Entries of the history that a thread loads together. `column` is -1 if sample cannot keep the entry's column.
   static constexpr int kAhead = 2, kBatch = kAhead * kRowThreads;
   struct Entries {
     int column[kAhead];

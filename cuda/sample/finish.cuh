@@ -11,7 +11,7 @@
 #include "launches.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // Finds the columns that a waiting row keeps, by kRowThreads threads. kByCount: rows may have a top_k.
 template <class T, Exp kExp, bool kByCount>
@@ -214,11 +214,11 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
 #pragma unroll 1
     for (int i = thread(); i < static_cast<int>(kept_); i += kThreads) p_.kept_ids[begin + i] = ids()[i];
   }
-  // Leaves the row's count to a later launch.
+  // Stores the row's number of kept columns for a later launch.
   __device__ void store_count() const {
     if (thread() == 0) state_->kept = static_cast<std::uint64_t>(kept_);
   }
-  // Runs after the raw scan.
+  // Runs after the raw scan, which computes the nodes for raw_logprob (temperature 1, no cuts).
   __device__ void run_raw() {
     const std::int64_t id = p_.ids[row_];
     float raw = canonical_nan();

@@ -6,7 +6,7 @@
 #include "finish.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // kFirst: the first steps, up to the point at which a row may wait for later launches. kShare: the same steps for a
 // call without top_k. kOnly: all steps of a call in which no row can wait. kWhole: all steps in one launch, even for

@@ -8,7 +8,7 @@
 #include "team.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kRowWarps = kRowThreads / kWarp, kMostWarps = kManyThreads / kWarp;
 constexpr int kMostSlots = 4096;   // leaf slots of the largest vocabulary
@@ -16,7 +16,7 @@ constexpr int kMostListed = 1024;  // the most columns in a list
 static_assert((kSampleVocab + kLeafColumns - 1) / kLeafColumns <= kMostSlots);
 
 struct FinishShared {
-  SampleShared base;                 // while no selection runs it holds other data: see the accessors of FinishedRow
+  SampleShared base;                 // `base` holds other data while no selection runs: see FinishedRow's accessors
   float2 roots[kMostSlots / kWarp];  // one for every 32 neighbouring slots
   uint4 counts[2][kMostWarps];
   std::uint64_t wide[kMostWarps];
@@ -102,7 +102,7 @@ __device__ __forceinline__ std::uint64_t block_sum(std::uint64_t x, FinishShared
   return block_sum<kThreads>(x, s->wide);
 }
 
-// key_of: an integer key that ascends with z. z_of_key: z of such a key.
+// key_of() returns an integer key that ascends with z. z_of_key() returns the z of a key.
 __device__ __forceinline__ std::uint32_t key_of(float z) {
   return ~static_cast<std::uint32_t>(rank_of(z, 0) >> kIdBits);
 }
@@ -180,8 +180,8 @@ struct LeafKeys {
     }
   }
 };
-// The type of edits for rows without edits, and for rows whose edits the scan has already applied. edited_rows.cuh has
-// the type for edits that are applied when a row's list is made. The members are:
+// Stands for the edits of a row whose list needs none: the row has no edits, or the scan has already applied them. If a
+// row's edits are applied when its list is made, a type of edited_rows.cuh takes the place of NoEdits. The members are:
 //   key(slot, key)   a key that some column of the thread's leaf reaches; `key`: the leaf's largest before the edits
 //   reach(slot, key) a key that no column of this leaf exceeds; `key`: the result of key(), if it is not 0
 //   bins(s)          shared memory for a word of each thread
@@ -240,7 +240,7 @@ __device__ __forceinline__ LeafKeys<kThreads> load_keys(const float* tops, int s
 constexpr int kKeyBinBits = 8;
 static_assert(1 << kKeyBinBits == kRowThreads);
 // A bound that at least `count` keys reach, but not many more keys unless keys are equal; 0 if there are fewer keys.
-// bins: one word for each thread; bins begin at the largest keys.
+// `bins`: one word for each thread; the first bin has the largest keys.
 __device__ __forceinline__ std::uint32_t bound_of_keys(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                        FinishShared* s, std::uint32_t* bins) {
   if (keys.present < count) return 0;
@@ -281,9 +281,9 @@ __device__ __forceinline__ float element_of(const float (&z)[16], int i) {
   return x[0];
 }
 
-// A list of ranks of present columns, in base.list. The list holds every column whose key is at least `bound`. So if
-// the list has `count` columns or more, it holds the first `count` columns of the row. size is -1 if the list has no
-// room for the columns.
+// Describes a list, in base.list, of the ranks of present columns. A rank is an integer that orders columns by
+// descending z, then by id. The list holds every column whose key is at least `bound`. So if the list has `count`
+// columns or more, it holds the first `count` columns of the row. size is -1 if the list has no room for the columns.
 struct FirstColumns {
   int size;
   std::uint32_t bound;

@@ -8,7 +8,7 @@
 #include "first_columns.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kHeadDrawThreads = 256;
 constexpr int kDrawsAtOnce = 4;  // roots per warp whose draws overlap; 32 roots hold 131,072 columns
@@ -36,7 +36,9 @@ __global__ void __launch_bounds__(kHeadDrawThreads)
   const auto* const columns = nodes + num_slots;  // the drawn column of each leaf, and the column's z
   __syncthreads();
   int passes = 2;
-  asm volatile("" : "+r"(passes));  // hides the number of passes, so the compiler makes one copy of the code for both
+  asm volatile(
+      ""
+      : "+r"(passes));  // hides the number of passes, so the compiler makes one copy of the code for both passes
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const bool rehearses = pass == 0;

@@ -63,8 +63,8 @@ struct LeafDraw {
   bool mine;  // whether this lane has the column and its z
 };
 
-// Draws a column of the leaf for row h of the lane. Each of the four lanes that share a row holds two chains. m:
-// reference of the leaf. words: the random words for the chains, then the word for the prefix.
+// Draws a column of the leaf for row h of the lane. Each of the four lanes that share a row holds two chains. `m`: the
+// leaf's terms are relative to 2^m. `words`: the random words for the chains, then the word for the prefix.
 template <Exp kExp, int kFragment>
 __device__ __forceinline__ LeafDraw draw_leaf(const float (&d)[kFragment], int h, float c, float m,
                                               const std::uint32_t (&words)[4]) {
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(LeafTile::kThreads, 1)
   }
   if (threadIdx.x < 32) mbarrier_init_fence();
   __syncthreads();
-  // The next kernel reads the call's arguments before it waits for this kernel. So the next kernel may begin only after
-  // the kernel before this kernel, which may write the arguments, has ended.
+  // The next kernel reads the call's arguments before it waits for this kernel. The kernel that ran before this kernel
+  // may write the arguments. So the next kernel may begin only after that earlier kernel has ended.
   wait_for_previous_kernel();
   allow_next_kernel();
 

@@ -9,7 +9,7 @@
 #include "head_leaves_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 inline LeafLaunch leaf_launch(const LinearParams& product, const SampleParams& draw) {
   LogprobInput columns;

@@ -1,4 +1,4 @@
-// linear_sample for SM90, compiled once per operand type.
+// Instantiates the kernels of linear_sample for SM90. CMake compiles this file once per operand type.
 #include "head_run_sm90.cuh"
 
 namespace rlk::cuda {

@@ -4,7 +4,7 @@
 #include "first_columns.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kMaskAhead = 8;  // words of a mask that a thread loads at once
 

@@ -10,7 +10,7 @@
 #include "masses.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __device__ __forceinline__ int bits_of(const uint4& mask) {
   return set_bits_of(mask.x) + set_bits_of(mask.y) + set_bits_of(mask.z) + set_bits_of(mask.w);
@@ -62,7 +62,8 @@ class LeafMasks {
   __device__ __forceinline__ void add(const LeafColumn& of) const {
     atomicOr(reinterpret_cast<std::uint32_t*>(masks_ + of.leaf) + of.column / 32, 1u << (of.column % 32));
   }
-  // rank: an entry of a list. In place of the column's id, its lower bits hold the column's place (place_of).
+  // `rank`: an entry of a list; ranks order columns by descending z. In place of the column's id, the lower bits of a
+  // rank hold the column's place (place_of).
   __device__ __forceinline__ LeafColumn column_of(std::uint64_t rank) const {
     const auto place = static_cast<int>(id_of_rank(rank));
     const int slot = place / kLeafColumns;
@@ -209,9 +210,9 @@ class KeptList {
   __device__ __forceinline__ bool has_ids() const { return has_ids_; }
 
  private:
-  // Shared memory holds four values for each leaf: its mask, its reference, the number of kept columns before it, and
-  // an entry of the list of leaves with many columns. Behind these values, shared memory holds the terms of the kept
-  // columns.
+  // Shared memory holds four values for each leaf: its mask, its reference m (its terms are relative to 2^m), the
+  // number of kept columns before it, and an entry of the list of leaves with many columns. Behind these values, shared
+  // memory holds the terms of the kept columns.
   static_assert(Masks::kLeafBytes == sizeof(uint4) + 4 + 2 + 2 && kNumParts % 2 == 0);
   __device__ __forceinline__ float* references() const { return reinterpret_cast<float*>(masks_.data() + leaves_); }
   __device__ __forceinline__ std::uint16_t* begins() const {

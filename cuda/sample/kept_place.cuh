@@ -8,7 +8,7 @@
 #include "team.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // Clears the published counts. All threads of a kernel before the kernel that publishes counts call this function.
 __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {

@@ -22,7 +22,7 @@ void by_type_and_mode(const SampleParams& p, F fn) {
   });
 }
 
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // The arrays of a chunk's i-th row.
 struct ChunkRow {

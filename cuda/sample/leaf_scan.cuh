@@ -7,11 +7,12 @@
 #include "scan.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
-constexpr int kMostInside = kWarp * kLeafSteps;  // columns in the bracket that a warp collects before it lists them
-constexpr int kLeafScanWarps = 8;                // warps per block
+constexpr int kMostInside =
+    kWarp * kLeafSteps;            // columns in the bracket (bracket.cuh) that a warp collects before it lists them
+constexpr int kLeafScanWarps = 8;  // warps per block
 
 // Processes the leaves of a group, kAtOnce leaves at a time.
 template <class T, Exp kExp, ScanPass kPass>
@@ -25,11 +26,12 @@ class LeafScan {
     float2 nodes[kWarp];
     float tops[kWarp];
     std::uint8_t leaves[kWarp];
-    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // columns in the bracket, one warp's: z and place
+    uint2 inside[kPass == ScanPass::kMasses ? kMostInside : 1];  // z and place of a warp's columns in the bracket
     uint4 allowed[kHasMask ? kWarp : 1], edited[kHasEdits ? kWarp : 1];  // bits of columns in a warp's leaves
   };
 
-  // together: the warps of a block share one group and the results of this group. shared: one element for each warp.
+  // `together`: the warps of a block share one group and the results of this group. `shared`: one element for each
+  // warp.
   __device__ __forceinline__ LeafScan(const SampleParams& p, const GroupGrid& grid, const ScanWork& work,
                                       Shared* shared, const bool& together)
       : p_(p),
@@ -163,7 +165,7 @@ class LeafScan {
     return sum;
   }
 
-  // Runs the first pass or the raw pass.
+  // Runs the first pass or the raw pass (the pass for raw_logprob).
   __device__ __forceinline__ void run_nodes(int row, int i) {
     SampleRow want = {1.0f, 1.0f, 0.0f, 0, false, kOk};
     if constexpr (kPass == ScanPass::kFirst) want = sample_row_of<PlainMemory>(p_, row);
@@ -408,7 +410,7 @@ class LeafScan {
   const bool whole_;  // whether a group has leaves of one part
   Group group_ = {};
   int first_ = 0, columns_ = 0,
-      leaves_ = 0;     // first column of such a group; number of the part's columns from there on; leaves of the group
+      leaves_ = 0;     // if whole_: the group's first column; columns of the part from there on; leaves of the group
   LeafSpan own_ = {};  // the lane's leaf, and the leaf's slot
   int slot_ = 0;
   const Storage* logits_ = nullptr;

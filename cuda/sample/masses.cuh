@@ -1,4 +1,5 @@
-// Computes the masses of a leaf's columns in one lane, for the cut by top_p (bracket.cuh).
+// Computes the masses of a leaf's columns in one lane, for the cut by top_p (bracket.cuh). A column's mass is its
+// exponential relative to the row's largest z. Its rank is an integer that orders columns by descending z, then by id.
 #pragma once
 
 #include "../logprob/leaf_group.cuh"
@@ -7,7 +8,7 @@
 #include "team.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // The row's last kept column has z in [low, high). A scan sums the masses, and lists the ranks of the columns with z in
 // this range. In place of a column's id, these ranks hold the column's place (place_of).
@@ -17,7 +18,7 @@ struct Bracket {
   std::uint32_t listed;        // number of columns in the list; above the capacity if they do not fit
 };
 __device__ __forceinline__ Bracket* bracket_of(std::uint64_t* firsts, std::int64_t i) {
-  static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // a row that has a bracket has no first ranks
+  static_assert(sizeof(Bracket) <= 8 * kMaxTeam);  // reuses memory that only rows without a bracket need
   return reinterpret_cast<Bracket*>(firsts + i * kMaxTeam);
 }
 

@@ -8,7 +8,7 @@
 #include "team.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kProcessColumns = 8192;
 using ProcessTeam = BlockTeam<kRowThreads>;

@@ -13,7 +13,7 @@
 #endif
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // Launches a block of `threads` threads for each row, after this call's previous kernel.
 template <class... Args>

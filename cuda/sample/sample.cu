@@ -1,4 +1,5 @@
-// The launches of sample. Compiled once per architecture; sample_rows.cu has the kernels.
+// Launches the kernels of the operator `sample`, which sample_rows.cu instantiates. CMake compiles this file once per
+// architecture.
 #include "launches.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

@@ -1,12 +1,12 @@
-// Finds the n best columns of a row, in the leaves that may hold these columns. Each block processes one row. Compiled
-// once per architecture.
+// Finds the n best columns of a row, in the leaves that may hold these columns. Each block processes one row. CMake
+// compiles this file once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "first_columns.cuh"
 #include "kernels/sample/top.h"
 #include "launches.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 template <class T, bool kRaw>
 class BestOfRow : RowTop<BlockTeam<kRowThreads>, T, kRaw> {

@@ -1,4 +1,5 @@
-// Rows of sample whose finishing blocks also compute the edits. Compiled once per architecture and exponential.
+// Instantiates `finish_edited_rows`, for rows whose finishing blocks also compute the edits. CMake compiles this file
+// once per architecture and exponential.
 #include "edited_rows.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

@@ -1,12 +1,12 @@
-// The kept sets of shards: one block computes the offsets of all rows, then one block per row writes the row's ids.
-// Compiled once per architecture.
+// Writes the kept sets of shards: one block computes the offsets of all rows, then one block per row writes the row's
+// ids. CMake compiles this file once per architecture.
 #include "../common/dependent_launch.cuh"
 #include "kept_ids.cuh"
 #include "kernels/sample/kept.h"
 #include "launches.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kRowThreads)
     sample_offsets_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ SampleChunk chunk) {

@@ -7,7 +7,7 @@
 #include "team.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 using RowTeam = BlockTeam<kRowThreads>;
 constexpr int kSharedBytes = sizeof(SampleShared);

@@ -1,4 +1,5 @@
-// The rows of sample, compiled once per architecture, type of logits and exponential.
+// Instantiates the launches that compute the rows of `sample`. CMake compiles this file once per architecture, type of
+// logits and exponential.
 #include "rows.cuh"
 
 namespace rlk::cuda::RLK_CUDA_ARCH {

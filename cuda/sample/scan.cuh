@@ -16,7 +16,7 @@
 #include "masses.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // The results of each pass. kFirst: the largest z of each leaf; for rows that nothing cuts, or that masses alone cut,
 // also the nodes of the leaves. kMasses: masses around the cut, for rows that wait for these masses. kKept: nodes and
@@ -46,7 +46,8 @@ __device__ __forceinline__ float leaf_top(const Leaf<T>& leaf, int n) {
   return largest;
 }
 
-// Calls fn for each vector of eight columns of a leaf: fn(z, first column, bits, shift of the bits in words[k], k).
+// Calls fn(z, first column, bits, shift, k) for each vector of eight columns of a leaf. `bits` are the columns' bits in
+// words[k], from bit `shift` on.
 template <class T, class F>
 __device__ __forceinline__ void each_vec8(const Leaf<T>& leaf, int n, const std::uint32_t (&words)[kMaskWords], F fn) {
 #pragma unroll
@@ -284,7 +285,7 @@ template <class T, Exp kExp, ScanPass kPass, int kMaxWarps>
 __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
     sample_scan_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                        const __grid_constant__ ScanWork work) {
-  extern __shared__ __align__(128) unsigned char shared[];  // an image for each warp
+  extern __shared__ __align__(128) unsigned char shared[];  // for each warp, a copy of a group's logits
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
   const std::uint32_t image = shared_address(shared) + warp * kGroupBytes<T>;
   const std::int64_t slots = std::int64_t{kNumParts} << work.height;

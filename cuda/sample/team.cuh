@@ -1,4 +1,4 @@
-// Lets a block act as the team of kernels/sample/row.h.
+// Makes a block the team of threads that kernels/sample/row.h requires: the code there computes one row by one team.
 #pragma once
 
 #include "../common/element.cuh"
@@ -6,7 +6,7 @@
 #include "kernels/sample/row.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kRowThreads = kMaxTeam;
 // Threads per block for steps that wait more than they compute. On sm_80 more threads would make the code spill

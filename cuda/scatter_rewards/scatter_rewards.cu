@@ -11,7 +11,7 @@
 #include "kernels/advantages/reward_zeros.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // Prefetches the mask of a block's tile. With one byte per token, a warp's loads are too small to keep enough bytes in
 // flight.

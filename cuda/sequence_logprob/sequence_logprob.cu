@@ -13,7 +13,7 @@
 #include "rlk/math/tree_sum.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kBatchRows = 16, kTailRows = 8;  // rows of 32 positions whose loads are in flight together
 constexpr int kBatch = 32 * kBatchRows, kTail = 32 * kTailRows;

@@ -5,7 +5,7 @@
 #include "kernels/tokens/labels.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 __global__ void __launch_bounds__(kTileThreads) shift_labels_kernel(const __grid_constant__ ShiftLabelsParams p) {
   __shared__ std::int64_t shared[2];

@@ -1,5 +1,5 @@
-// The first pass of calls for which this pass computes only the number of tokens of each sequence. The pass reads only
-// the masks, in 16-byte vectors. Bound by HBM.
+// The first pass of calls that need only the number of tokens of each sequence from this pass. The pass reads only the
+// masks, in 16-byte vectors. Bound by HBM.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -8,7 +8,7 @@
 #include "kernels/tokens/weights.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 // The number of elements of a mask's vector that count. An element counts if any bit that `bits` selects is set. For
 // elements of eight bytes, `bits` applies to the upper word.

@@ -5,7 +5,7 @@
 #include "kernels/tokens/lane_passes.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 struct TokenGpu {
   static constexpr int kLanes = 32;

@@ -12,7 +12,7 @@
 #include "plan.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads, 2)

@@ -1,6 +1,7 @@
-// The pass over tokens of plain arrays (kernels/tokens/plain.h). A lane copies its vec4s (four tokens) of the next
-// steps into its own slots of a ring in shared memory, and later reads these slots itself. So the lane needs no
-// barrier, and copies in flight hold no registers.
+// The pass over tokens for calls with plain arrays: padded sequences, aligned vec4s, no required array missing
+// (kernels/tokens/plain.h). A lane copies its vec4s (four tokens) of the next steps into its own slots of a ring in
+// shared memory, and later reads these slots itself. So the lane needs no barrier, and copies in flight hold no
+// registers.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -11,7 +12,7 @@
 #include "passes.cuh"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kPlainStages = 2;  // stages of the ring
 constexpr int kMaskVectors = 2;  // 16-byte vectors that hold the mask of four tokens in the widest type
@@ -196,14 +197,14 @@ __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params&
   static_assert(kCounts < kTokenCounts && kCounts % 2 == 0 && (kVec4 << kMostSteps) < kOther);
   float counts[kCounts / 2] = {};  // each holds two counts: the first count plus kOther times the second count
   int tokens = 0;
-  std::uint32_t most = 0;  // bits of the maximum, as in WaveSums
+  std::uint32_t most = 0;  // bits of the largest value so far, as in WaveSums
   const auto take_step = [&](unsigned at, int stage, float* to) {
     copy_async_wait<kPlainStages - 1>();
     Vec4 in[kInputs];
 #pragma unroll
     for (int i = 0; i < kInputs; ++i) in[i] = copies.is_copied(i) ? copies.input(stage, i) : broadcast<Vec4>(value);
     Vec4Mask taken = copies.mask(stage, Terms::mask(p).is_float);
-    copies.begin(at + kPlainStages * kStep, stage);  // overwrites a slot that this lane has read
+    copies.begin(at + kPlainStages * kStep, stage);  // the copies overwrite a slot that this lane has read
     const bool exists = static_cast<int>(at) < of_lane;
     if (static_cast<int>(at) + kStep > left) {
 #pragma unroll

@@ -7,7 +7,7 @@
 #include "rlk/tokens.h"
 
 namespace rlk::cuda {
-namespace {  // one copy per architecture
+namespace {  // each architecture has its own copy of this code
 
 constexpr int kLaneTokens = 4;
 

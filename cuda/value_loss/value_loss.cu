@@ -1,5 +1,5 @@
-// value_loss on CUDA, compiled once per architecture: passes over tokens. Bound by HBM: the arrays of tokens are read
-// once, and the gradient is written once.
+// The passes over tokens of value_loss on CUDA. CMake compiles this file once per architecture. Bound by HBM: the
+// arrays of tokens are read once, and the gradient is written once.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/value_terms.h"
