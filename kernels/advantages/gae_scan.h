@@ -22,7 +22,8 @@ RLK_HD bool clears_or_spoils(const GaeParams& p, std::int64_t block, int thread,
   return rest >= 0 || is_bad;
 }
 
-// A step of the scan turns the state x after a token into the state at the token, advance(c, x, d).
+// A step of the scan for one token. The scan runs from a sequence's end to its start, and x is its state. The step
+// turns the state x after a token into the state at this token: c x + d, or d if c is 0.
 struct ScanStep {
   float c, d;
 };

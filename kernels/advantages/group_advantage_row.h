@@ -11,17 +11,17 @@ namespace rlk {
 struct GroupStatistics {
   float scale = 1.0f;  // factor of the rewards from which mean, std and baseline are computed
   float mean = 0.0f, std = 0.0f;
-  float baseline = 0.0f;                // b of kMean and of kLengthMean
+  float baseline = 0.0f;                // the number b of the contract for kMean and kLengthMean
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
   std::int32_t best = -1;               // first member with the largest reward
-  float up = 1.0f;                      // u of kBatchMean
+  float up = 1.0f;                      // the number u of the contract for kBatchMean
   std::int32_t n = 0;                   // number of members that count
   bool constant = false, any_nan = false;
 };
 struct BatchStatistics {
   float std = 0.0f;  // standard deviation of the scaled rewards
   float scale = 1.0f;
-  float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1)
+  float alpha = 1.0f;  // n_b / max(number of rewards that are not 0, 1), where n_b members of the batch count
   float mean = 0.0f;   // mean of the scaled rewards
 };
 
@@ -50,7 +50,7 @@ RLK_HD float float_of_count(std::int32_t n) { return static_cast<float>(n); }
 // Largest reward, first member that has it, second largest, and least. Members may be added in any order.
 struct Extremes {
   float largest, second, least;
-  std::int32_t best;  // 0x7fffffff: none
+  std::int32_t best;  // 0x7fffffff if no member has been added
 
   RLK_HD void add(const Extremes& o) {
     const bool other = o.largest > largest || (o.largest == largest && o.best < best);
@@ -63,7 +63,8 @@ struct Extremes {
 };
 RLK_HD Extremes no_extremes() { return {-infinity(), -infinity(), infinity(), 0x7fffffff}; }
 
-// Sets n and constant, and also mean and std if neither needs a sum. Returns whether mean and std need a sum.
+// Sets the group's n, largest, second, best and constant. Also sets mean and std if no sum is needed for them. Returns
+// whether mean and std need a sum.
 RLK_HD bool begin_statistics(GroupAlone alone, std::int32_t n, bool any_nan, const Extremes& e, GroupStatistics* g) {
   g->n = n;
   g->any_nan = any_nan;
@@ -119,7 +120,7 @@ RLK_HD float length_mean(const Sum& sum, const Reward& reward, const Length& len
 
 // The scale that all members of a group share.
 struct MemberScale {
-  float std;  // std as it is returned
+  float std;  // the standard deviation that the operator returns
   float scale, of_baseline, divisor, factor;
   RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, const BatchStatistics& batch)
       : MemberScale(p, g, p.scale == GroupScale::kBatch ? batch.std : g.std,
@@ -128,7 +129,8 @@ struct MemberScale {
  private:
   RLK_HD MemberScale(const GroupAdvantageParams& p, const GroupStatistics& g, float std_of_scaled, float of_std)
       : std(unscaled(std_of_scaled, of_std)),
-        // A given baseline may be larger than all rewards.
+        // Rewards are not scaled up if the caller gives the baseline, because the baseline may be larger than all
+        // rewards.
         scale(p.scale == GroupScale::kNone || (p.baseline_kind == GroupBaseline::kGiven && of_std > 1.0f) ? 1.0f
                                                                                                           : of_std),
         of_baseline(unscaled(scale, g.scale)),

@@ -154,7 +154,7 @@ RLK_DEVICE void merge_ids(const GroupAdvantageParams& p, std::int32_t run, bool 
                            run, at, order_memory(p, from_first), order_memory(p, !from_first));
 }
 
-// Group `i`, given by offsets or by a size.
+// Computes group `i`. Groups are given by offsets, or by a group size.
 template <class Team>
 RLK_DEVICE void run_range(const Team& team, const GroupAdvantageParams& p, std::int64_t i) {
   OffsetRange r = {i * p.group_size, (i + 1) * p.group_size};
@@ -173,7 +173,8 @@ RLK_DEVICE void run_ids(const Team& team, const GroupAdvantageParams& p, std::in
   if (at > 0 && id_at(at - 1) == id) return;
   std::int32_t num = 0, run = kTeamLanes;
 #pragma unroll 1
-  for (; run == kTeamLanes; num += run) {  // neighbouring members, up to the first lane with another id
+  // each pass adds the neighbouring members with this id, up to the first lane with another id
+  for (; run == kTeamLanes; num += run) {
     const std::int64_t k = at + num + team.lane();
     run = k < p.num_sequences && id_at(k) == id ? kTeamLanes : team.lane();
 #pragma unroll

@@ -1,7 +1,8 @@
-// optimal_token_baseline on a GPU, for every vendor. In the first step one block per sequence scans W from the first
-// chunk on and G from the last chunk back. In the second step the blocks of a group process its positions, one thread
-// per position. The first step leaves W of every token, and the number of tokens that count in each sequence, in a
-// workspace for the second step.
+// optimal_token_baseline on a GPU, for every vendor. W of a token is the sum of the weights up to and including it. G
+// is the sum of the rewards from it on. In the first step one block per sequence scans W from the first chunk on and G
+// from the last chunk back. In the second step the blocks of a group process its positions, one thread per position.
+// The first step leaves W of every token, and the number of tokens that count in each sequence, in a workspace for the
+// second step.
 #pragma once
 
 #include "kernels/advantages/optimal_baseline_token.h"
@@ -36,7 +37,7 @@ struct BaselineShared {
   std::uint32_t counts[kBaselineChunk / 32];
 };
 
-// Offset of a sequence's first token in the outputs and in the workspace.
+// Index of a sequence's first token in the outputs and in the workspace.
 RLK_HD std::int64_t output_offset(const Sequences& q, std::int64_t s, const TokenSpan& span) {
   return q.packed() ? span.begin : s * q.num_tokens;
 }
@@ -56,7 +57,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   const bool shares_reward = p.rewards.token_stride == 0;
   const std::int64_t to = output_offset(q, s, span), mask_at = q.packed() ? span.begin : s * p.mask.row_stride;
   const auto counted = [&](std::int64_t t) { return t < span.length && counts<GlobalMemory>(p.mask, mask_at + t); };
-  // The address of a null array is computed but never read.
+  // If an array is null, this computes an address that is never read.
   const auto of_sequence = [&](const PolicyTokens& a) { return in_global(a.data) + offset_of(a, q, s, span); };
   const float* const rewards = of_sequence(p.rewards);
   const float* const logprob = of_sequence(p.logprob);
@@ -65,7 +66,7 @@ RLK_DEVICE void baseline_scan(const OptimalTokenBaselineParams& p, const Baselin
   float* const weights = in_global(w.weights) + to;
   float* const returns = in_global(p.returns) + to;
   const std::int64_t chunks = (span.length + kBaselineChunk - 1) / kBaselineChunk;
-  // G (the sum of rewards from a token on) is NaN for a sequence with bad offsets.
+  // G is NaN if the sequence's offsets are bad.
   float before = 0.0f, after = has_bad_offsets(q, s) ? canonical_nan() : 0.0f;
   std::uint32_t tokens = 0;
   RLK_UNROLL_NOT

@@ -28,7 +28,7 @@ inline void check_optimal_token_baseline(const OptimalTokenBaselineParams& p) {
             "optimal_token_baseline: advantages and returns are given");
 }
 
-// The weight w of a token.
+// The weight w of a token, of which the contract's W is the sum over a sequence's tokens so far.
 template <class F>
 RLK_HD F baseline_weight(F logprob, F sum_p_sq) {
   const F zero = broadcast<F>(0.0f), p = exp(logprob);
@@ -40,7 +40,7 @@ RLK_HD F weighted_by(F w, F importance) {
   return mul_rn(w, mul_rn(importance, importance));
 }
 
-// The value that is stored instead of W for a token that does not count. W itself is never negative.
+// Marks a token that does not count, in the array of sums W. A sum W is never negative.
 constexpr float kNoWeight = -1.0f;
 
 // The sequences of a group.

@@ -2,8 +2,8 @@
 // one wave processes a sequence. On the CPU a wave is one lane. Spans that may share a token are added one after
 // another. The same lane always processes a given token, so a token's additions happen in the order of the spans.
 //
-// Gpu has the members listed in kernels/tokens/lane_passes.h and wave_barrier(). After wave_barrier(), a lane's earlier
-// writes are visible to the other lanes of its wave.
+// Gpu has wave_barrier() and the members that kernels/tokens/lane_passes.h lists. After wave_barrier(), a lane's
+// earlier writes are visible to the other lanes of its wave.
 #pragma once
 
 #include "kernels/advantages/reward_terms.h"
@@ -94,7 +94,7 @@ class RewardSequence {
   // Finds the last (or first) token of the chunk that any lane found. Returns its bit in the lane that has the token,
   // and 0 in every other lane.
   RLK_DEVICE std::uint32_t nearest(std::uint32_t found, bool last, bool* any) const {
-    std::uint32_t most = 0;  // distance from the chunk's opposite end, plus one
+    std::uint32_t most = 0;  // distance of the token from the chunk's other end, plus one; 0: no lane found a token
     RLK_UNROLL
     for (int k = 0; k < kAhead; ++k) {
       const auto at = static_cast<std::uint32_t>(k * kLanes + lane_);

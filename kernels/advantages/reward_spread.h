@@ -13,8 +13,8 @@
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    kTokenThreads - 1;  // spans that a block holds at a time: one per thread, except for one entry that marks the
-                        // list's end
+    // most spans that a block holds; one thread has no span, but the entry that marks the list's end
+    kTokenThreads - 1;
 constexpr int kMostSpreadParts = 32;
 
 // Whether this pass can compute a call, given the tile of a block. Positions and numbers of spans must fit an int.
@@ -38,9 +38,10 @@ struct SpreadShared {
   SpreadSpan spans[kTokenThreads];
   float shares[kTokenThreads];  // the reward of a span; after its tokens are counted, the reward per token
   std::uint32_t counts[kTokenThreads];
-  // Per wave: `left` is the number of spans from the first invalid span on; `are_apart` is 0 if no spans overlap.
+  // One element per wave. `left` is the number of spans from the first invalid span on. `are_apart` is 0 if no spans
+  // overlap.
   std::uint32_t left[kMostTokenWaves], are_apart[kMostTokenWaves];
-  float reward, cost, lagrange;  // the sequence's values, as given
+  float reward, cost, lagrange;  // the sequence's own reward, cost and Lagrange weight
   float blank, blank_combined;   // initial value of the sequence's tokens: NaN if the sequence's offsets are bad
 };
 
@@ -99,7 +100,7 @@ class RewardSpread {
   RLK_DEVICE void load_stretch(int stretch) {
     if (stretch == stretch_) return;
     const bool is_first = stretch_ < 0;
-    if (!is_first) Gpu::barrier();  // other threads may still read the previous stretch
+    if (!is_first) Gpu::barrier();  // other threads may still read the previous stretch of the mask
     stretch_ = stretch;
     mask_.load(p().mask, stretch, [&] {
       if (is_first) check_spans();
@@ -109,8 +110,8 @@ class RewardSpread {
 
   // ---- spans ----------------------------------------------------------------------------------------------------------
 
-  // Index of this thread's span among the loaded spans. The last threads process the first spans, because the first
-  // threads wait for the mask.
+  // Index of this thread's span among the loaded spans. The last threads take the first spans, because the first
+  // threads still wait for the mask.
   RLK_DEVICE int own_span() const { return kTokenThreads - 1 - thread(); }
   RLK_DEVICE std::int64_t bound_of(int i, int which) const {
     return offset_at<GlobalMemory>(p().spans, 2 * (std::int64_t{first_span_} + i) + which);
@@ -131,8 +132,8 @@ class RewardSpread {
     if (thread() == kRewardThread) {
       shared_->reward = are_good ? given_reward(p, s_) : canonical_nan();
       shared_->cost = p.cost.data == nullptr ? 0.0f : in_global(p.cost.data)[s_ * p.cost.sequence_stride];
-      // of_lane makes a copy of the value. Without the copy, the compiler would select between two addresses: one of a
-      // kernel argument, and one in global memory.
+      // The function of_lane() makes a copy of the value. Without the copy, the compiler would select between two
+      // addresses: that of a kernel argument, and one in global memory.
       float lagrange = float_of(static_cast<std::int32_t>(of_lane(bits_of(p.lagrange_value))));
       if (p.lagrange != nullptr) lagrange = checked_lagrange(*in_global(p.lagrange));
       const float blank = has_good_cuts ? 0.0f : canonical_nan();
@@ -218,8 +219,8 @@ class RewardSpread {
 
   // ---- tokens ---------------------------------------------------------------------------------------------------------
 
-  // Each vector is read and written by the same thread, and a wave processes neighbouring vectors. is_last: no further
-  // spans follow.
+  // Writes the outputs of the loaded stretch. The thread that reads a vector also writes it, and a wave processes
+  // neighbouring vectors. is_last: no further spans follow.
   RLK_DEVICE void write(bool is_last) const {
     const ScatterRewardsParams& p = this->p();
     float* const to = in_global(p.to_tokens) + to_ + mask_.begin;
@@ -247,8 +248,8 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // A run of positions up to `end`. All its tokens that count get the same value. The run's positions are those of the
-  // turn `span`, or those before this turn.
+  // A run of positions that ends at `end`. All tokens of a run that count get the same value. The positions are either
+  // those of the turn `span` (a span that overlaps no other), or those between the previous turn and this turn.
   struct Run {
     int span, end;
     float reward, combined;
@@ -346,7 +347,8 @@ class RewardSpread {
   int length_;
   MaskStretch<Gpu> mask_;
   int stretch_ = -1;  // the stretch of the mask that is loaded
-  // Index of the sequence's first span, number of its spans before the first invalid span, and number of loaded spans.
+  // first_span_: index of the sequence's first span. num_spans_: number of its spans before the first invalid span.
+  // count_: number of loaded spans.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
   int num_tokens_ = 0, last_ = kNowhere;  // number of tokens that count in the sequence; position of the last such
@@ -357,8 +359,8 @@ class RewardSpread {
 // blocks.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // The three calls are written out. In a loop over the arrays, HIP's compiler would no longer know that they are not
-  // in shared memory.
+  // There is one call per array. In a loop over the arrays, HIP's compiler would no longer know that they are not in
+  // shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);

@@ -55,8 +55,8 @@ RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));
 }
 
-// The results of a tile are the number of its tokens that count, and the place of the last such token as a maximum. A
-// place is the position minus the preceding multiple of 2^kWindow, plus one.
+// A tile has two results: the number of its tokens that count, and the place of the last such token. Places are counted
+// from 1 at the preceding multiple of 2^kWindow. A maximum over the tile's tokens finds the last place.
 constexpr int kWindow = 13;
 
 enum RewardInput : int { kRewardOfToken, kRewardLogprob, kRewardRefLogprob, kRewardInputs };

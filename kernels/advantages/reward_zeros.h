@@ -95,7 +95,8 @@ RLK_DEVICE void fill_where(const std::uint8_t* flags, float value, float* to, in
 struct BlanksShared {
   CountedTokens of_waves[kMostTokenWaves];
 };
-// Replaces reward_tokens for a call that are_blank accepts. The block processes the tile of slot `block`.
+// Replaces the pass reward_tokens if the function are_blank() returns true for the call. The block processes the tile
+// of slot `block`.
 template <class Gpu>
 RLK_DEVICE void blank_tokens(const ScatterRewardsParams& p, TilePartial<8>* all_partials, int tile, std::int64_t block,
                              BlanksShared* shared) {

@@ -37,8 +37,8 @@ RLK_HD float attention_factor(float a, float b) {
   return e >= -126.0f ? float_of((static_cast<std::int32_t>(e) + 127) << 23) : 0.0f;
 }
 
-// The reference of a row over the blocks of a split so far. m is -Inf as long as every score is too low to contribute.
-// m is NaN after a NaN score, or if the reference reaches the contract's limit of 2^21.
+// The reference of a row over the blocks of a split so far. m is -Inf if no score so far contributes. After a NaN
+// score, m is NaN. It is also NaN if the reference reaches the contract's limit of 2^21.
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();

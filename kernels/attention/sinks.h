@@ -18,8 +18,8 @@ RLK_DEVICE float attention_probability(float t, Exp exp) {
   return is_nan(t) ? canonical_nan() : p;
 }
 
-// A sink in the form of a split: the reference m (row.h), the sum of probabilities l, and sums of values that are 0. m
-// is -Inf if the sink contributes nothing, and NaN if the sink makes its rows NaN.
+// A sink in the form of a split: a reference m (row.h) and a sum of probabilities l. All sums of values are 0. m is
+// -Inf if the sink contributes nothing, and NaN if it makes its rows NaN.
 struct AttentionSink {
   float m = -infinity(), l = 0.0f;
 

@@ -4,8 +4,8 @@
 //   priorities  writes candidates' priorities and counts their first digits
 //   digits counts the next digit of candidates whose higher digits equal those of the last chosen key
 //   write       writes the mask
-// Each block derives the known digits of that key from the earlier counts by itself. Counts are integers, so the order
-// of atomics has no effect.
+// The last chosen key is the key at which the selection ends. Each block derives the known digits of this key from the
+// earlier counts by itself. Counts are integers, so the order of atomics has no effect.
 #pragma once
 
 #include "kernels/losses/covariance_terms.h"
@@ -103,7 +103,8 @@ RLK_DEVICE void for_each_slot(std::int64_t count, std::int64_t block, std::int64
   for (std::int64_t i = block * kSelectThreads + Gpu::thread(); i < count; i += blocks * kSelectThreads) run(i);
 }
 
-// The sequence that a slot belongs to. With bad offsets the result is some valid index of a sequence.
+// The sequence that a slot belongs to. With bad offsets the result is still a valid index of a sequence, but an
+// arbitrary one.
 RLK_DEVICE std::int64_t sequence_at(const Sequences& q, std::int64_t slot) {
   if (!q.packed()) {
     return static_cast<std::uint32_t>(slot) / static_cast<std::uint32_t>(q.num_tokens);

@@ -28,8 +28,9 @@ RLK_HD int select_shift(int pass) {
   return pass == 0 ? 53 : pass == 1 ? 42 : pass == 2 ? 32 : pass == 3 ? 22 : pass == 4 ? 11 : 0;
 }
 struct SelectState {
-  std::uint64_t prefix;     // known digits of the last chosen key; the whole key if `remaining` is 0
-  std::uint32_t remaining;  // number of tokens with these digits to choose; 0: the select is done
+  std::uint64_t prefix;  // the known digits of the last chosen key; all digits if `remaining` is 0
+  // number of tokens to choose among those whose keys begin with these digits; 0: the selection is complete
+  std::uint32_t remaining;
 };
 
 // Values that all tokens read, and values that a GPU's pass leaves for the next pass.
@@ -64,7 +65,7 @@ struct CovarianceSumTerms : LowerSums {
 constexpr std::int32_t kNoCandidate = -1;  // bits of a NaN that no covariance has; they mark a token that is no
                                            // candidate
 
-// Computes the covariances of candidates. Other tokens get the bits of kNoCandidate.
+// Computes covariances for tokens that may be masked (candidates). For other tokens it writes the bits of kNoCandidate.
 struct CovarianceTerms : EverySum {
   static constexpr int kInputs = 3, kOutputs = 1, kSums = 0;
   using Params = CovarianceMaskParams;
@@ -98,8 +99,8 @@ struct CovarianceTerms : EverySum {
   }
 };
 
-// The priority of a candidate; the lowest priorities are chosen. draw_priority draws it from random bits. largest_first
-// maps larger values of CovarianceTerms to lower priorities.
+// The priority of a candidate. Candidates with the lowest priorities are chosen. draw_priority() draws a priority at
+// random. largest_first() gives lower priorities to larger covariances.
 RLK_HD std::uint32_t draw_priority(std::uint64_t seed, std::int64_t sequence, std::int64_t position) {
   constexpr std::uint32_t kMost = 0xfffffffeu;
   const std::uint32_t drawn =

@@ -6,8 +6,8 @@
 
 namespace rlk {
 
-// Normalization: block `block` of `blocks` divides its weights by the mean weight. If the mean is 1, the block returns
-// without reading weights.
+// The normalization of weights: block `block` of `blocks` divides its share of the weights by the mean weight. If the
+// mean is 1, the block returns without reading weights.
 template <class Gpu>
 RLK_DEVICE void importance_divide(const ImportanceWeightsParams& p, const TokenWorkspace<ImportanceBatch>& w,
                                   std::int64_t count, std::int64_t block, std::int64_t blocks) {

@@ -6,8 +6,8 @@
 
 namespace rlk {
 
-// fl(x - y) for two log-probabilities x and y. `missing` is x or y, whichever may be NaN. With `neutral` the result for
-// a NaN is +0, so the ratio is 1.
+// fl(x - y) for two log-probabilities x and y, one of which may be NaN. `missing` is that one. With `neutral` the
+// result for a NaN is +0, so the ratio is 1.
 template <class F>
 RLK_HD F rollout_log_ratio(bool neutral, F x, F y, F missing) {
   const F d = sub_rn(x, y);
@@ -22,7 +22,7 @@ RLK_HD F rollout_or(bool neutral, F rollout, F trainer) {
 
 struct ImportanceBounds {
   float low, high, limit;
-  bool zero_outside;  // false: values outside [low, high] become the nearest bound
+  bool zero_outside;  // true: values outside [low, high] become 0; false: they become the nearest bound
 };
 template <class F>
 struct ImportanceWeight {

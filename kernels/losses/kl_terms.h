@@ -8,15 +8,17 @@
 
 namespace rlk {
 
-// Limits of e = ref_logprob - logprob for k3 times a ratio. Above kKlSplit, exp(e) times the ratio is computed as one
-// exponential of a sum. kKlMost is the largest e for which K itself is computed.
+// Limits for the estimator k3 if its value is multiplied by a ratio. They apply to e = ref_logprob - logprob. Above
+// kKlSplit, exp(e) times the ratio is computed as one exponential of a sum. kKlMost is the largest e for which k3
+// itself is computed.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 
 template <class F>
 struct KlTerm {
   F value, slope;
 };
-// K as a function of e, and its derivative with respect to e. k3 clamps e to at most `most`.
+// The estimator's value K as a function of e = ref_logprob - logprob, and its derivative with respect to e. k3 clamps e
+// to at most `most`.
 template <class F>
 RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float most = kLargestFloat) {
   const F zero = broadcast<F>(0.0f), one = broadcast<F>(1.0f);
@@ -37,7 +39,7 @@ RLK_HD KlTerm<F> kl_along(KlEstimator estimator, F e, float input_limit, float m
       return {-e, -one};
   }
 }
-// K before it is multiplied by a ratio and limited.
+// The estimator's value K, before it is multiplied by a ratio and limited.
 template <class F>
 RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float input_limit, bool straight_through,
                          float most = kLargestFloat) {
@@ -47,11 +49,12 @@ RLK_HD KlTerm<F> kl_term(KlEstimator estimator, F logprob, F ref_logprob, float 
   if (straight_through) k.slope = -raw;
   return k;
 }
-// The ratio that K is multiplied by.
+// The ratio by which the estimator's value K is multiplied.
 template <class F>
 struct KlRatio {
   F log, ratio;
-  F share;             // share of the token's logprob in the log of the ratio; 0: the ratio does not depend on it
+  // derivative of the ratio's log with respect to the token's logprob; 0: the ratio does not depend on the logprob
+  F share;
   MaskOf<F> of_token;  // whether the ratio's log is exactly logprob - old_logprob, not clamped
 };
 // K times a ratio, and the product's derivative with respect to the token's logprob, including the ratio's derivative.

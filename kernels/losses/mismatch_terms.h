@@ -50,11 +50,11 @@ enum : int {  // sums of kMismatchDifferences
   kSumRatioSquared,
   kDifferenceSums,
 };
-// Sums of kMismatchProbabilities: first 1 minus the two probabilities, then the two probabilities. The maxima have the
-// same order.
+// Sums of the group kMismatchProbabilities. From kSumMissing on: sums of 1 minus the probability, for trainer and
+// rollout. From kSumPresent on: sums of the probability. The maxima have the same order.
 constexpr int kSumMissing = 0, kSumPresent = 2, kProbabilitySums = 4;
 enum : int { kCountOfTokens, kCountDiffering, kCountNonfinite, kFirstBin };
-constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // kMismatchProbabilities counts the other bins
+constexpr int kBinsOfDifferences = kTokenCounts - kFirstBin;  // the group kMismatchProbabilities counts the other bins
 static_assert(kMismatchBins - kBinsOfDifferences <= kTokenCounts);
 
 struct MismatchFactors {};
@@ -151,7 +151,8 @@ enum : int {
 };
 
 struct MismatchPair : CentralPair {
-  std::int32_t missing[2];  // whether a value is 1 minus the probability; otherwise it is the probability
+  // for each of the two values: 1 if it is 1 minus the probability, 0 if it is the probability
+  std::int32_t missing[2];
   std::int32_t rollout_neutral;
 };
 
@@ -257,7 +258,8 @@ struct MismatchBatch {
     return from;
   }
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
-    if (i == kMismatchCorrelation) {  // the pass over central moments computes this metric
+    // the pass over central moments computes the correlation from the pair stored here
+    if (i == kMismatchCorrelation) {
       MismatchPair pair = pair_of(t);
       pair.rollout_neutral = p.rollout_neutral;
       in_global(context.shared)->pair = pair;

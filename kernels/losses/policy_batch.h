@@ -1,5 +1,5 @@
-// policy_loss over sequences: the totals of each sequence and the results of the batch. policy_terms.h has the formulas
-// for tokens.
+// policy_loss over sequences and over the batch: a sequence's sums over its tokens, and the results of the batch.
+// policy_terms.h has the formulas for tokens.
 #pragma once
 
 #include "kernels/losses/policy_terms.h"
@@ -7,7 +7,8 @@
 
 namespace rlk {
 
-// Totals of a sequence: the sums over its tokens, and three of them again, multiplied by the weights of the loss.
+// What is summed over sequences: a sequence's sums over its tokens, and three of these sums again, multiplied by the
+// weights of the loss.
 constexpr int kPolicyTotalSums = kPolicySums + 3;
 enum : int { kWeightedPolicy = kPolicySums, kWeightedKl, kWeightedEntropy };
 using PolicyTotalSums = TotalSums<kPolicyTotalSums, kLossCounts, kPolicyMaxima>;

@@ -45,7 +45,8 @@ struct PlainPolicyTerms {
     // Each condition is counted as soon as it is computed, so registers hold few conditions at a time.
     const auto clipped = p2 > p1;
     count(kCountClipped, clipped);
-    // If p2 exceeds p1, the ratio is outside its bounds, and p2 does not depend on the ratio.
+    // p1 is the unclipped term and p2 the clipped term. If p2 exceeds p1, the ratio is outside its bounds, and p2 does
+    // not depend on the ratio.
     along = select(is_apart(x.log_ratio, raw) | clipped, zero, along);
     F value = select(clipped, p2, p1);
     const auto negative = a < zero;

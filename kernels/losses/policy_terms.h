@@ -45,7 +45,8 @@ enum PolicyStatistic : int {
   kStatLogRatio,
   kStatMismatch,
   kStatDrop,
-  kStatPositive,  // sums of advantage times importance weight, by sign
+  // kStatPositive, kStatNegative: sums of advantage times importance weight, over tokens with an advantage of that sign
+  kStatPositive,
   kStatNegative,
   kStatKl,
   kStatAdvantage,
@@ -94,8 +95,8 @@ RLK_HD bool drops(const PolicySpec& s) { return s.drop_above < infinity(); }
 RLK_HD bool has_shared_slope(const PolicySpec& s) {
   return s.level != RatioLevel::kToken && s.straight_through == 0 && s.surrogate != Surrogate::kGeometricClip;
 }
-// needs_statistics: whether tokens need a first pass that reads log-probabilities. needs_counts: whether they need any
-// first pass.
+// needs_statistics: whether a first pass over tokens must sum log-probabilities. needs_counts: whether any first pass
+// is needed, even one that only counts tokens.
 RLK_HD bool needs_statistics(const PolicySpec& s) {
   return s.level != RatioLevel::kToken || importance_of_sequence(s) || s.gate != 0 || drops(s);
 }
@@ -121,16 +122,18 @@ RLK_HD ImportanceBounds importance_bounds(const PolicySpec& s) {
 
 struct PolicyFactors {
   std::int64_t tokens = 0;
-  float weight = 0.0f, entropy_weight = 0.0f;  // weight of the tokens; weight of H
-  float log_ratio = 0.0f;                      // x of a sequence
-  float ratio = 1.0f, slope = 0.0f;            // r and r' of a sequence
-  float kl_sum = 0.0f, kl_share = 1.0f;        // sum(K); share of each token in the log of the ratio
-  float gradient = 0.0f;                       // shared P_x
-  float importance = 1.0f;                     // importance weight of a sequence
+  float weight = 0.0f, entropy_weight = 0.0f;  // the weight of each token in the loss; the weight of its entropy
+  float log_ratio = 0.0f;                      // the sequence's log-ratio x
+  float ratio = 1.0f, slope = 0.0f;            // the sequence's ratio r, and its derivative r'
+  // sum of K (the KL estimates); derivative of the ratio's log with respect to each token's logprob
+  float kl_sum = 0.0f, kl_share = 1.0f;
+  float gradient = 0.0f;    // the gradient that all tokens of the sequence share
+  float importance = 1.0f;  // the sequence's importance weight
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
-  float advantage = 0.0f;                              // kGeometricClip: mean
-  float weighted_ratio = 1.0f;                         // kGeometricClip: with importance
-  float gamma_positive = 0.0f, gamma_negative = 0.0f;  // kGamma: w
+  float advantage = 0.0f;       // for kGeometricClip: the mean advantage
+  float weighted_ratio = 1.0f;  // for kGeometricClip: the ratio times the importance weight
+  // for kGamma: the weights w for a positive and a negative advantage
+  float gamma_positive = 0.0f, gamma_negative = 0.0f;
 };
 
 // Weights of the tokens of a sequence with `n` tokens.
@@ -159,7 +162,7 @@ RLK_HD Ratio<F> ratio_of(const PolicySpec& s, F raw) {
   return {x, r, inside_or(raw, s.log_ratio_min, s.log_ratio_max, r, broadcast<F>(0.0f))};
 }
 
-// What a token adds to the log-ratio of kGeometricClip, and whether that value is clipped.
+// What a token adds to the log-ratio of kGeometricClip, and whether this value was clipped.
 template <class F>
 struct ClippedLogRatio {
   F value;
@@ -224,7 +227,7 @@ RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope
   const F gate = gates.up, bump = mul_rn(mul_rn(broadcast<F>(4.0f), gate), gates.down);
   PolicyTerm<F> t;
   t.value = mul_rn(-mul_rn(gate, gain), advantage);
-  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // 0 for an infinite ratio
+  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // 0 if the ratio is infinite
   t.along_logprob = zero;
   t.clipped = t.dual = r < r;
   return t;
@@ -284,16 +287,15 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
 RLK_HD float shared_slope(const PolicySpec& s, float sign, float r, float slope) {
   const PolicyTerm<float> t =
       s.surrogate == Surrogate::kSigmoid ? sigmoid_term(s, sign, r, slope) : clipped_ratio_term(s, sign, r, slope);
-  return mul_rn(t.along_ratio, sign);  // -A |slope| divided by A
+  return mul_rn(t.along_ratio, sign);  // -A |slope| divided by A, where A is `sign` (1 or -1)
 }
 
-// ---- the first pass
-// --------------------------------------------------------------------------------------------------
+// ---- the first pass -------------------------------------------------------------------------------------------------
 
 struct PolicyStatisticsTerms : EverySum {
   static constexpr int kInputs = 7, kOutputs = 1, kSums = kPolicyStatistics;
-  static constexpr int kDropped = 5, kWeight = 6;  // the last inputs: `selected`, if it drops tokens from the policy
-                                                   // term; token_weight
+  // kDropped: index of the input `selected`, if it drops tokens from the policy term; kWeight: index of token_weight
+  static constexpr int kDropped = 5, kWeight = 6;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -333,7 +335,8 @@ struct PolicyStatisticsTerms : EverySum {
     F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
     const bool is_weighted = p.token_weight.data != nullptr;
     if (is_weighted) product = scaled_by(product, in[kWeight]);
-    sum[kStatPositive] = select(a <= zero, zero, product);  // a NaN advantage selects `product`
+    // a NaN advantage does not give 0 here, but `product`, which is NaN
+    sum[kStatPositive] = select(a <= zero, zero, product);
     sum[kStatNegative] = select(a < zero, product, zero);
     if (s.kl != KlEstimator::kNone && s.kl_times_ratio == kTimesRatio) {
       const bool straight_through = s.kl_straight_through != 0;
@@ -370,7 +373,7 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   }
   if (s.gate != 0) {
     const float g = exp(mean_mismatch);
-    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // also true for NaN
+    f.gated = !(g >= s.gate_low && g <= s.gate_high);  // a NaN also sets `gated`
   }
   f.dropped = drops(s) && !(div_rn(of.sum[kStatDrop], tokens) <= s.drop_above);
   if (s.level == RatioLevel::kToken) return f;
@@ -431,7 +434,8 @@ struct PolicyTokenTerms : EverySum {
   static constexpr bool kOfSequence = kForm == PolicyForm::kSequences, kClipped = kForm == PolicyForm::kClipped;
   static constexpr int kInputs = kPolicyInputs, kOutputs = 2, kSums = kPolicySums;
   static constexpr int kMaxima =
-      kClipped ? 2 : kPolicyMaxima;  // maxima of the ratio, the mismatch and the importance weight
+      // the maxima of the ratio, of the mismatch and (unless kClipped) of the importance weight
+      kClipped ? 2 : kPolicyMaxima;
   using Params = PolicyLossParams;
   using Factors = PolicyFactors;
   static RLK_HD const Sequences& sequences(const Params& p) { return p.sequences; }
@@ -442,7 +446,7 @@ struct PolicyTokenTerms : EverySum {
   }
   static RLK_HD float* output(const Params& p, int i) { return i == 0 ? p.d_logprob : p.d_entropy; }
   // Without importance weights, the sum of the weights and the sum of their squares are exactly the number of tokens.
-  // Only the entropy's sum then remains to be added among the upper four sums.
+  // Among the last four sums, only the sum of the entropies must then be added.
   static RLK_HD bool sums_upper(const Params& p) { return !kClipped || p.entropy.data != nullptr; }
   static RLK_HD float upper_sum(int i, std::uint32_t tokens) {
     return i == kSumImportance || i == kSumImportanceSquared ? static_cast<float>(tokens) : 0.0f;
@@ -515,7 +519,8 @@ struct PolicyTokenTerms : EverySum {
         counted<F>(MaskOf<F>((x.ratio < broadcast<F>(s.clip_low)) & (a < zero)));  // the advantage of a masked token is
                                                                                    // 0
     sums->count[kCountHigh] = counted<F>(MaskOf<F>((x.ratio > broadcast<F>(s.clip_high)) & (a > zero)));
-    if constexpr (kClipped) {  // t.clipped and t.dual are false for a ratio of 1 and an advantage of 0
+    // a masked token has a ratio of 1 and an advantage of 0, for which t.clipped and t.dual are false
+    if constexpr (kClipped) {
       sums->count[kCountClipped] = counted<F>(t.clipped);
       sums->count[kCountDual] = counted<F>(t.dual);
       sums->count[kCountImportance] = counted<F>(never);
@@ -546,8 +551,8 @@ struct PolicyTokenTerms : EverySum {
           of_l = MaskOf<F>(zero == zero);
         } else if (shared) {
           const F own = is_weighted ? scaled_by(k.value, u) : k.value;
-          // If this token's K is infinite, the other tokens' part is left out: an infinite sum minus an infinite K
-          // would be NaN.
+          // `rest` is the sum of K over the other tokens. It is left out if this token's K is infinite, because
+          // infinity minus infinity is NaN.
           const F rest = sub_rn(broadcast<F>(f.kl_sum), own);
           others = select(abs_of(own) == broadcast<F>(infinity()), zero, scaled_by(mul_rn(share, x.ratio), rest));
         }
@@ -576,12 +581,13 @@ struct PolicyTokenTerms : EverySum {
     sum[kSumImportance] = w;
     sum[kSumImportanceSquared] = mul_rn(w, w);
     sum[kSumMismatch] = mismatch;
-    // Inputs of a masked token are 0, so the terms that are not masked here are 0 already.
+    // The inputs of a masked token are 0. Any term without a mask below is therefore 0 for such a token.
     if (!kClipped) sum[kSumPpoKl] = where(mask, sum[kSumPpoKl]);
     sum[kSumRatio] = where(mask, sum[kSumRatio]);
     sum[kSumImportance] = where(mask, sum[kSumImportance]);
     sum[kSumImportanceSquared] = where(mask, sum[kSumImportanceSquared]);
-    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);  // kGeometricClip: one value for all tokens
+    // with kGeometricClip, every token of a sequence has the same value, even a masked token
+    if (kOfSequence) sum[kSumPolicy] = where(mask, sum[kSumPolicy]);
     sums->maximum[0] = sum[kSumRatio];
     sums->maximum[1] = mismatch;
     // The maximum is at least 0, although importance weights that the caller gives may be negative.

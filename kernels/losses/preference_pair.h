@@ -15,11 +15,11 @@ namespace rlk {
 
 RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 
-// An element of a side: x, the score s, the score's derivative h, and n, as the contract in ops/preference_loss.h
-// defines them.
+// An answer on the chosen or on the rejected side. The contract in ops/preference_loss.h defines x, the score s, its
+// derivative h, and n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
-  bool empty;  // the element's count is below 1
+  bool empty;  // the answer has fewer than one token
 };
 
 template <class Memory>
@@ -80,7 +80,7 @@ struct PreferenceValue {
   float loss, g_w, g_l;  // derivatives with respect to the scores
 };
 
-// The loss kSigmoid of z = beta * delta.
+// The loss kSigmoid as a function of z = beta * delta.
 RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z) {
   const float e = p.label_smoothing, k = sub_rn(1.0f, e);
   float loss = -mul_rn(k, logsigmoid(z)), dz = -mul_rn(k, sigmoid(-z));
@@ -92,8 +92,8 @@ RLK_HD PreferenceValue preference_sigmoid(const PreferenceLossParams& p, float z
   return {loss, g, -g};
 }
 
-// ORPO. The slopes are computed from 1 - e^v (1 minus a probability), because its inverse could overflow where the
-// slopes do not.
+// The loss kOrpo (ORPO). The slopes are computed from 1 - e^v, which is 1 minus a probability. The inverse of 1 - e^v
+// could overflow although the slopes do not.
 RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const PreferenceElement& chosen,
                                        const PreferenceElement& rejected) {
   if (chosen.empty || rejected.empty) return {0.0f, 0.0f, 0.0f};
@@ -107,8 +107,8 @@ RLK_HD PreferenceValue preference_orpo(const PreferenceLossParams& p, const Pref
   return {loss, -g, scaled_by(g, div_rn(left_w, left_l))};
 }
 
-// fl(s_w - s_l). If both scores are the same infinity, the result is an infinity with the sign of x_w - x_l, or 0 if
-// the two x are equal.
+// fl(s_w - s_l), where w is the chosen and l the rejected answer. If both scores are the same infinity, the result is
+// an infinity with the sign of x_w - x_l, or 0 if the two x are equal.
 RLK_HD float score_difference(const PreferenceElement& chosen, const PreferenceElement& rejected) {
   const float difference = sub_rn(chosen.s, rejected.s);
   if (!is_nan(difference) || !(chosen.s == rejected.s)) return difference;
@@ -255,8 +255,9 @@ RLK_HD void preference_item(const PreferenceLossParams& p, std::int64_t i) {
   p.kind == Preference::kKto ? preference_unpaired<Memory>(p, i) : preference_pair<Memory>(p, i);
 }
 
-// The keys of the two arrays that are sorted. which = 0 gives keys of the chosen side for kAotUnpaired, or keys of the
-// policy. which = 1 gives keys of the rejected side, or keys of the reference.
+// The keys of the two arrays that are sorted. For kAotUnpaired, which = 0 gives keys of the chosen side, and which = 1
+// those of the rejected side. For the other sort, which = 0 gives keys of the policy, and which = 1 those of the
+// reference.
 template <class Memory>
 RLK_HD float preference_key(const PreferenceLossParams& p, int which, std::int64_t i) {
   if (p.sort == PreferenceSort::kAotUnpaired) {
@@ -282,8 +283,8 @@ RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int whic
   const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
   return key < 0.0f ? -std::int64_t{bits} : bits;
 }
-// Row `which` of one of two arrays [2, num] of indices. The sort uses both arrays and leaves the order in the second
-// array. Ranks are then written to the first array.
+// Two arrays of indices [2, num] are used by the sort, which leaves the order in the second array. Afterwards the first
+// array receives ranks. The function returns row `which` of the first or of the second array.
 RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
   return (first ? p.ranks : p.order) + which * p.chosen.num;
 }

@@ -48,7 +48,7 @@ RLK_HD Divergence<F> divergence_of(F c) {
   const F k3 = sub_rn(expm1(c), min_of(c, broadcast<F>(kLargestFloat)));
   return {-c, mul_rn(mul_rn(broadcast<F>(0.5f), c), c), max_of(k3, broadcast<F>(0.0f))};
 }
-// Whether a token is in `kept` and also passes every bound that is given.
+// The tokens of the mask `kept` that also pass every bound that is given.
 template <class F>
 RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf<F> kept) {
   if (b.k1_low > -infinity()) kept = MaskOf<F>(kept & (k.k1 >= broadcast<F>(b.k1_low)));
@@ -60,7 +60,7 @@ RLK_HD MaskOf<F> inside(const RejectionBounds& b, const Divergence<F>& k, MaskOf
 
 // Factors that a sequence's tokens share.
 struct ImportanceFactors {
-  float weight = 0.0f, ratio = 0.0f;  // the weight after its bounds apply; the ratio before
+  float weight = 0.0f, ratio = 0.0f;  // weight: after the bounds; ratio: before the bounds
   std::int32_t kept = 1;
   std::int32_t broken = 0;  // the sequence's offsets are bad
 };
@@ -82,7 +82,7 @@ struct ImportanceStatisticsTerms : LowerSums {
                            TokenSums<F, kSums>* sums) {
     const F zero = broadcast<F>(0.0f), d = rollout_log_ratio(p.spec.rollout_neutral != 0, in[0], in[1], in[1]);
     const F c = clamped(d, -p.spec.limit, p.spec.limit);
-    const Divergence<F> k = divergence_of(c);  // zero for a masked token, whose d is 0
+    const Divergence<F> k = divergence_of(c);  // for a masked token d is 0, so the divergence is 0
     out[0] = zero;
     clear(sums);
     sums->sum[kStatOfRatio] = d;
@@ -194,13 +194,13 @@ struct ImportanceBatch {
     kWeight,
     kOfTokens,
     kOfSequences
-  };  // kWeight: sum for the mean weight of normalize, over tokens or sequences
+  };  // kWeight: the sum from which `normalize` takes the mean weight, over tokens or sequences
   enum : int { kMostOfSequences = kTokenMaxima, kLeastOfSequences, kMostDeviation };
   using Params = ImportanceWeightsParams;
   using Factors = ImportanceFactors;
   struct Shared {
     float divisor;
-    CentralPair pair;  // for the weights, and for the sequences' mean weights with the same scale
+    CentralPair pair;  // the scales of the weights, and of the sequences' mean weights, which use the same scale
   };
   using Context = TokenContext<ImportanceBatch>;
   using Statistics = ImportanceStatisticsTerms;
@@ -255,8 +255,9 @@ struct ImportanceBatch {
   static RLK_HD void store(const Params& p, const Context& context, const Total& t, int i) {
     const bool of_divisor = i == kImportanceMetrics;
     if (!of_divisor && p.metrics == nullptr) return;
-    if (i == kImportanceWeightStd) {  // the pass over central moments computes this metric and those that follow from
-                                      // it
+    // this metric and two that follow from it (kImportanceSeqStd, kImportanceEss) come from the pass over central
+    // moments
+    if (i == kImportanceWeightStd) {
       in_global(context.shared)->pair = pair_of(t);
       return;
     }

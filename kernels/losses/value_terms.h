@@ -145,14 +145,15 @@ struct ValueResults {
 };
 
 struct ValueShared : PolicyTotals {
-  CentralPair pair;  // for the errors and the returns
+  CentralPair pair;  // the mean and scale of the errors, and of the returns
 };
 RLK_HD void store_result(const ValueLossParams& p, const PolicyTotals& totals, const ValueTotalSums& t, int i,
                          ValueShared* shared) {
   float* const to = i == kValueMetrics ? p.loss : p.metrics;
   if (to == nullptr) return;
   const float tokens = static_cast<float>(t.count[kCountTokens]);
-  if (i == kValueMetricExplainedVariance) {  // the pass over central moments computes this metric
+  // the pass over central moments computes this metric from the pair stored here
+  if (i == kValueMetricExplainedVariance) {
     in_global(shared)->pair = {{central_point(t.sum[kSumError], tokens, t.maximum[ValueTokenTerms::kMostError]),
                                 central_point(t.sum[kSumReturn], tokens, t.maximum[ValueTokenTerms::kMostReturn])}};
     return;

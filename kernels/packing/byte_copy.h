@@ -37,10 +37,10 @@ RLK_HD Vector16 filled_vector(std::uint64_t fill) {
 // The parts of a byte range.
 struct RunParts {
   std::int32_t lead;     // bytes before the first vector
-  std::int32_t shift;    // source address of the first vector, modulo 4
+  std::int32_t shift;    // address from which the first vector is copied, modulo 4
   std::int32_t vectors;  // number of vectors: [copied_from, copied_to) are copied, [filled_from, vectors) are filled
   std::int32_t copied_from, copied_to, filled_from;
-  std::int32_t from_vector;  // source address of the first vector, modulo 16
+  std::int32_t from_vector;  // address from which the first vector is copied, modulo 16
 
   RLK_HD explicit RunParts(const ByteRun& r) {
     lead = static_cast<std::int32_t>(-reinterpret_cast<std::uintptr_t>(r.to) & 15);
@@ -52,8 +52,8 @@ struct RunParts {
     };
     vectors = within((r.end - lead) >> 4, 0, kMostRunBytes);
     copied_from = lead + r.before < shift && vectors > 0 ? 1 : 0;
-    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;  // kShifted also reads the words around
-                                                                               // the vector
+    // number of source bytes that whole vectors may use; kShifted also reads the words around a vector
+    const std::int32_t readable = shift == 0 ? r.after : r.after + shift - 4;
     copied_to = within(((readable < r.copied ? readable : r.copied) - lead) >> 4, copied_from, vectors);
     filled_from = within((r.copied - lead + 15) >> 4, copied_to, vectors);
   }
@@ -125,7 +125,8 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
 // Copies vectors first, first + step, ... of a run: kRunChunk vectors, or all remaining vectors if `last`. With `edges`
 // it also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy them
 // as words if source and destination are aligned.
-constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // most bytes outside vectors: head, middle and tail
+// most bytes of a run that lie outside whole vectors: in front, in the middle and at the end
+constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;
 template <class Memory>
 RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {
   if (r.end == 0 || (first > r.end >> 4 && (!edges || first >= kMostRunEdges))) return;

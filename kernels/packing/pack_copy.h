@@ -39,9 +39,9 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   bool all_flat = true;
-  std::int32_t first_token = 0, num_tokens = 0;  // the tokens of each padded row that this launch copies
-  std::int64_t tail = 0;                         // first packed token that may be filled; negative: use the last
-                                                 // offset
+  // in each padded row, this launch copies tokens first_token to first_token + num_tokens
+  std::int32_t first_token = 0, num_tokens = 0;
+  std::int64_t tail = 0;  // first packed token that the launch may fill; if negative, cu_seqlens' last offset is used
 };
 
 // Log2 of the number of bytes in a unit of an array.
@@ -64,7 +64,7 @@ inline bool is_run(const PackParams& p, const PackArray& a) {
 // Sets `g` to the launch that copies every row's tokens from `first` on. With `tail` the launch also fills the tail of
 // the packed array. Returns the first token of the next launch.
 inline std::int64_t pack_grid(const PackParams& p, std::int64_t first, bool rows, bool tail, PackGrid* g) {
-  std::int64_t most = 1, blocks = 0;  // most: largest number per token of units, or of bytes of a run
+  std::int64_t most = 1, blocks = 0;  // most: largest number of units per token, or of bytes per token if rows are runs
   for (int i = 0; i < p.num_arrays; ++i) {
     const PackArray& a = p.arrays[i];
     most = std::max(most,
@@ -109,7 +109,8 @@ void for_each_pack_launch(const PackParams& p, const F& launch) {
     return next;
   };
   bool tail = !p.unpacks;
-  if (tail && (!p.covered || p.num_tokens == 0)) {  // fills before the rows are copied over filled tokens
+  // fills the packed array first, because later launches copy rows over the filled tokens
+  if (tail && (!p.covered || p.num_tokens == 0)) {
     run(0, false, true);
     tail = false;
   }
@@ -136,7 +137,7 @@ RLK_HD void copy_flat_row(const PackParams& p, const PackGrid& g, const PackArra
   if (at.row >= p.num_sequences) return;
   const Span span = span_of<Memory>(p.cu_seqlens, p.capacity, at.row);
   const std::int64_t size = a.token_bytes, left = span.length - g.first_token;
-  const std::int64_t before = (span.begin + g.first_token) * size;  // bytes of the packed array in front of the run
+  const std::int64_t before = (span.begin + g.first_token) * size;  // bytes of the packed array before the run
   const auto within = [](std::int64_t x) {
     return static_cast<std::int32_t>(x < 0 ? 0 : x > kMostRunBytes ? kMostRunBytes : x);
   };
@@ -175,7 +176,7 @@ RLK_HD void copy_row(const PackParams& p, const PackGrid& g, const PackArray& a,
   RLK_UNROLL_NOT
   for (int begin = 0; begin < kPackUnits; begin += kPackTogether) {
     Unit values[kPackTogether];
-    std::int64_t to[kPackTogether];  // byte offsets; below 0: nothing is written
+    std::int64_t to[kPackTogether];  // offset in bytes to which a unit is written; negative: it is not written
     RLK_UNROLL
     for (int k = 0; k < kPackTogether; ++k) {
       const std::uint32_t item = first + static_cast<std::uint32_t>(begin + k) * step;

@@ -16,7 +16,7 @@ constexpr int kPackScanTile = kPackScanThreads * kPackScanLengths;
 struct PackScanShared {
   struct alignas(16) {
     std::int32_t of[kPackScanLengths + 4];  // the padding of 4 avoids bank conflicts of neighbouring threads
-  } lengths[kPackScanThreads];              // lengths, later the offsets after them
+  } lengths[kPackScanThreads];              // lengths at first, later the offsets after the lengths
   std::uint32_t sums[2][kPackScanThreads];
   std::int32_t status;
 };
@@ -69,7 +69,7 @@ RLK_HD void scan_lengths(const PackLayoutParams& p, int thread, PackScanShared& 
     shared.sums[0][thread] = of_thread;
     barrier();
     int from = 0;
-    RLK_UNROLL_NOT  // unrolled, the conditions of all steps would need more scalar registers than there are
+    RLK_UNROLL_NOT  // if the loop were unrolled, its conditions would need more scalar registers than there are
         for (int distance = 1; distance < kPackScanThreads; distance *= 2, from ^= 1) {
       const std::uint32_t more = thread >= distance ? shared.sums[from][thread - distance] : 0;
       shared.sums[from ^ 1][thread] = pack_sum(shared.sums[from][thread], more);

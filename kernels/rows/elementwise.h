@@ -8,7 +8,7 @@
 //     static constexpr const char* kArrays[];  // names of its inputs, then its outputs, in errors
 //     using Inputs = Arrays<Rows<&Params::x, &Params::x_rows>, ...>;
 //     using Outputs = Arrays<...>;             // a single output is given; one of several may be null if not wanted
-//     static constexpr auto kForm = &Params::activation;  // only where a member, counted from 0, selects the code
+//     static constexpr auto kForm = &Params::activation;  // only if a member selects the code; its values start at 0
 //     template <int kForm, class V>
 //     static RLK_DEVICE void apply(const Params& p, const V (&in)[kInputs], V (&out)[kOutputs]);
 //   };
@@ -27,9 +27,8 @@ namespace rlk {
 template <class Params>
 struct Elementwise;
 
-// Names an array by two members of the params: its pointer and its layout. kBeside is the layout of the preceding
-// array. kBeside is given if the two arrays are often halves of packed rows, so that one row offset may serve both
-// arrays.
+// Names an array by two members of the params: its pointer and its layout. Two arrays are often halves of packed rows.
+// For the second of them, kBeside is the layout of the first, so that one row offset may serve both arrays.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct Rows {
   static constexpr auto kData = kPointer;
@@ -114,8 +113,8 @@ template <class F, class... Columns>
 RLK_DEVICE auto each(const F& f, const Columns&... x) {
   return each_of(f, numbers(x)...);
 }
-// round(fl(round(a) * x)) before the outer rounding, which the caller does. A backend may overload this function with a
-// cheaper one.
+// The product fl(round(a) * x). The caller rounds the result once more, to dtype. A backend may overload this function
+// with a cheaper one.
 template <class T, int kCount, class Number>
 RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbers<T, kCount, Number>& x) {
   return each([](Number b, Number c) { return mul_rn(b, c); }, rounded(a), x);
@@ -126,7 +125,8 @@ RLK_DEVICE auto rounded_product(const Numbers<T, kCount, Number>& a, const Numbe
 template <class V>
 constexpr bool kGainsFromHalves = false;
 
-// form_of returns the form of a call, or 0 if the operator has a single form. with_form calls f(FormConstant<form>{}).
+// A form is a variant of an operator's formulas, such as its activation. form_of() returns the form of a call, or 0 if
+// the operator has a single form. with_form() calls f(FormConstant<form>{}).
 template <class Params>
 RLK_HD int form_of(const Params& p) {
   if constexpr (requires { Elementwise<Params>::kForm; }) {

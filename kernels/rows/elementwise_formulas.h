@@ -1,5 +1,5 @@
 // The formulas of all elementwise operators. Files cpu/*_simd.cpp include this file after simd.h, because simd.h
-// decides how math/ is compiled.
+// redefines RLK_HD, with which the functions of math/ are declared.
 #pragma once
 
 #define RLK_FORMULAS

@@ -5,8 +5,9 @@
 
 namespace rlk {
 
-// 2^lanes_log2 threads copy a row, or a slice of a row. Each thread copies `count` units at a stride of 2^lanes_log2. A
-// block copies several rows if rows are short. A unit is 16 bytes or one element.
+// How threads copy rows. Rows are copied in units of 16 bytes or of one element. 2^lanes_log2 threads copy a row, or a
+// slice of a long row. Each thread copies `count` units at a stride of 2^lanes_log2. If rows are short, a block copies
+// several rows.
 struct EmbeddingCopyGrid {
   std::uint32_t units, lanes_log2, slices;  // units per row; slices per row (1 if a block can copy a row)
   std::int64_t blocks;
@@ -25,7 +26,7 @@ inline EmbeddingCopyGrid embedding_copy_grid(const EmbeddingParams& p, int unit_
 // The row and the units that a thread copies.
 struct EmbeddingCopyPlace {
   std::int64_t token;
-  std::uint32_t first, step;  // units
+  std::uint32_t first, step;  // first unit, and distance to the thread's next unit
 
   RLK_HD EmbeddingCopyPlace(const EmbeddingCopyGrid& g, std::int64_t block, std::uint32_t thread, std::uint32_t threads,
                             std::uint32_t count) {

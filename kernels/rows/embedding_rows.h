@@ -36,7 +36,7 @@ struct EmbeddingTree {
   template <class Join>
   RLK_HD int advance(unsigned group, unsigned next_group, const Join& join) {
     int level = 0;
-    // The loop is as fast as a count of leading zeros, because most groups climb few levels.
+    // This loop is as fast as code that counts leading zeros, because it ends after few levels for most groups.
     for (unsigned apart = (group ^ next_group) >> 1; apart != 0; apart >>= 1, ++level) {
       if (pending >> level & 1u) join(level);
     }

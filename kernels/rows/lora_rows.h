@@ -1,5 +1,5 @@
-// The rows u of a head with LoRA. The rows take two calls of linear: a float32 product, and then a call that scales and
-// rounds the product.
+// The rows u of an LM head with LoRA: u = round(lora_scale * x A^T), where x are the hidden states. Two calls of linear
+// compute them. The first computes a float32 product, and the second scales and rounds the product.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"
@@ -28,8 +28,8 @@ inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float*
   return p;
 }
 
-// The second call: writes `rounded` [num_rows, lora_rank] in dtype. The result is u if `sums` comes from hidden states,
-// and v if it comes from gradients.
+// The second call: writes `rounded` [num_rows, lora_rank] in dtype. If `sums` was computed from hidden states, the
+// result is u. If it was computed from gradients, the result is v.
 inline TreeSumParams lora_rounding(const Head& head, std::int64_t num_rows, const float* sums, void* rounded) {
   TreeSumParams p;
   p.parts[0] = sums;

@@ -6,7 +6,7 @@
 
 namespace rlk {
 
-// The number of groups of rows in rule 9. The last group may be short.
+// The number of groups into which rule 9 (docs/numerics.md) splits rows. The last group may be short.
 RLK_HD std::int64_t rms_norm_groups(std::int64_t num_rows) {
   return (num_rows + kRmsNormGroupRows - 1) / kRmsNormGroupRows;
 }

@@ -38,10 +38,10 @@ inline bool rope_has_vec8s(const RopeParams& p) {
          heads_aligned(p.k) && angles_aligned(p.cos) && angles_aligned(p.sin);
 }
 
-// A head consists of units, and a thread processes one unit at a time. With vec8s, a unit is two vec8s. Without vec8s,
-// a unit is a pair of rotated columns or one other column. Units of rotated columns come first. A slot is a group of
-// `threads` threads of a block that share a token and a lane: they process the heads lane, lane + lanes, ... of the
-// token.
+// An attention head consists of units, and a thread processes one unit at a time. With vec8s, a unit is two vec8s.
+// Without vec8s, a unit is a pair of rotated columns or one other column. Units of rotated columns come first. A slot
+// is a group of `threads` threads of a block. The threads of a slot share a token and a lane. They process the heads
+// lane, lane + lanes, ... of the token.
 struct RopeGrid {
   std::uint32_t first_token;
   std::uint32_t slots, slots_of_block;

@@ -5,9 +5,10 @@
 
 namespace rlk {
 
-constexpr int kMostListedK = 512;  // on CUDA: largest top_k for which a list of a row's first columns suffices
-// On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases. The call must have a top_k
-// that a list can cut in every row, and rows with few entries on average.
+// on CUDA: the largest top_k for which a list of the row's first columns can replace a search
+constexpr int kMostListedK = 512;
+// On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases (edits). For this, every row
+// must have a top_k that a list of columns can cut, and rows must have few entries on average.
 constexpr std::int64_t kFewEditSlots = 2048, kMeanEntries = 640;
 inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits) {
   const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
@@ -18,7 +19,8 @@ inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits
          edits.history_size + edits.bias_size <= kMeanEntries * p.num_rows;
 }
 
-// The checks for whole rows and for shards. takes_edited: whether the backend reads edited columns.
+// Checks that whole rows and shards share. takes_edited: whether the backend reads columns that process_logits has
+// changed (edited).
 inline void check_rows_of_sample(const SampleParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "sample: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "sample: 1 to 2^19 columns");
@@ -87,14 +89,14 @@ static_assert(kNumParts * kMostCandidates <= kListColumns && kMostCandidates <= 
 
 static_assert(kRoundBins <= kListColumns && kRoundBins <= kDigitBins);
 
-// A launch processes a chunk of rows. The chunk uses the workspace as [flag][states][firsts][masks][nodes][sorted
-// ranks][listed ranks].
+// A launch processes a chunk of rows. In the workspace, the chunk has the arrays
+// [flag][states][firsts][masks][nodes][sorted ranks][listed ranks].
 constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes = 16;
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
-// On CUDA: number of ranks per row that the workspace can list. The listed ranks are candidates for the last column
-// that top_p keeps.
+// On CUDA: number of ranks per row for which the workspace has room. One of these ranks belongs to the last column that
+// top_p keeps.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;

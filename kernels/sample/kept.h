@@ -1,13 +1,14 @@
-// Writes the kept sets of sample's rows as CSR. First a team (row.h) turns counts into offsets. Then teams turn the
-// rows' masks into ids.
+// Writes the kept sets of sample's rows (the columns that top_k, top_p and min_p keep) as CSR. First a team of threads
+// (row.h) turns counts into offsets. Then teams turn the rows' masks into ids.
 #pragma once
 
 #include "kernels/sample/row.h"
 
 namespace rlk {
 
-// One team processes rows [first, first + rows). The rows' counts are in kept_offsets[row + 1], where offsets replace
-// them. *closed tells whether an earlier row did not fit into kept_ids. The function updates *closed for later rows.
+// One team processes rows [first, first + rows). On entry, kept_offsets[row + 1] is the row's count. The function
+// replaces the counts by offsets. *closed tells whether an earlier row did not fit into kept_ids, and is updated for
+// later rows.
 template <class Team>
 RLK_DEVICE void offsets_of_counts(const Team& team, const SampleParams& p, std::int64_t first, std::int64_t rows,
                                   std::uint32_t* closed, SampleShared* shared) {

@@ -1,6 +1,7 @@
-// Computes a row of sample_merge from the payloads of all shards. A team (row.h) processes one row. If the row is not
-// cut, the team merges the roots of the shards' trees. If it is cut, the team truncates the shards' first ranks, builds
-// the tree over the kept columns, and draws.
+// Computes a row of sample_merge from the payloads of all shards. A shard is a slice of the vocabulary, and its payload
+// is the array that sample_partial wrote for it. A team (row.h) processes one row. If top_k, top_p and min_p cut
+// nothing from the row, the team merges the roots of the shards' trees. If they cut, the payloads hold the shards'
+// first columns. The team then selects the kept columns from these, builds the tree over them, and draws.
 #pragma once
 
 #include "kernels/sample/shard.h"
@@ -31,14 +32,14 @@ class RowPayloads {
     const std::int32_t x = word(shard, kOfParts);
     return {x & 15, x >> 4 & 15};
   }
-  // Whether an id is one of the shard's valid columns.
+  // Whether an id is one of the valid columns of shard `shard`.
   RLK_DEVICE bool owns(int shard, std::int64_t id) const {
     const PartRange own = parts(shard);
     return id >= part_cut(p_.vocab_size, own.first) && id < part_cut(p_.vocab_size, own.first + own.count) &&
            id < p_.valid_vocab;
   }
-  // Whether the payloads belong to this call and together have every part once. Ids are checked later, when they are
-  // read. `most` is the largest count that a payload may have.
+  // Whether the payloads belong to this call and together have each part of the vocabulary exactly once. Ids are
+  // checked later, when they are read. `most` is the largest count that a payload may have.
   RLK_DEVICE bool fit(std::int32_t kind, std::int32_t status, bool takes_raw, std::uint32_t tag,
                       std::int64_t most) const {
     unsigned covered = 0;
@@ -78,7 +79,7 @@ class RowPayloads {
 // children of node i. A single thread uses the tree.
 class ShardTree {
  public:
-  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // memory has kWords words
+  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // `memory` has kWords words
 
   template <class Payloads>
   RLK_DEVICE void build(const Payloads& of, int num_shards, int word_of_m) const {
@@ -97,7 +98,7 @@ class ShardTree {
   }
   RLK_DEVICE SoftmaxStats node(int i) const { return {at(3 * i), at(3 * i + 1), 0.0f, 0.0f}; }
   RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: not the root of a shard
-  // The shard that a draw reaches.
+  // Draws at the nodes from the root down, and returns the shard that this path ends in.
   template <class Words>
   RLK_DEVICE int draw(const Words& word) const {
     int i = 1;
@@ -133,8 +134,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
                         std::uint32_t* mask, SampleState* state, std::uint64_t* firsts)
       : Base(team, p, row, shared, mask, state, firsts), p_(p), of_(team, p, row) {}
 
-  // Writes the results of a row, except kept ids. TreeOfMerge writes the results of a row that is cut. count: receives
-  // the number of columns that the row keeps (0 for all), or is null.
+  // Writes the results of a row, except kept ids and the results of a row that is cut, which TreeOfMerge writes. count:
+  // receives the number of columns that the row keeps (0 for all), or is null.
   RLK_DEVICE void run(std::int64_t* count) {
     const SampleRow want =
         p_.in_rounds ? sample_row_of<typename Team::Memory>(p_, row_) : sharded_row_of<typename Team::Memory>(p_, row_);
@@ -163,7 +164,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (p_.raw_logprob != nullptr) team_.global(p_.raw_logprob)[row_] = raw;
   }
 
-  // Returns the status of a row whose largest logit is z, and sets the row's reference.
+  // Sets the row's reference m, given the row's largest logit z. Returns the status that follows from z.
   RLK_DEVICE std::int32_t refer_to(float z) {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, z, &stats);
@@ -204,8 +205,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     team_.barrier();
     if (count != nullptr) mark_allowed(count);
   }
-  // Returns z of the first rank among all shards, and sets *shard to its shard. The result is NaN if any shard has a
-  // NaN.
+  // Finds the column with the first rank among all shards. Returns its z, and sets *shard to the shard that holds it.
+  // The result is NaN if any shard has a NaN.
   RLK_DEVICE float first_shard(int* shard) const {
     std::uint64_t first = kLastRank;
     RLK_UNROLL_NOT

@@ -12,7 +12,7 @@ namespace rlk {
 
 constexpr std::uint32_t kInPrompt = 1u << 31, kHasBias = 1u << 30, kCountOfOutput = kHasBias - 1;
 
-// takes_edited: whether the backend can compute only the edited columns.
+// takes_edited: whether the backend can compute only the columns that change (edited columns).
 inline void check_process_logits(const ProcessLogitsParams& p, bool takes_edited = false) {
   RLK_CHECK(p.num_rows >= 0 && p.num_rows < std::int64_t{1} << 31, "process_logits: fewer than 2^31 rows");
   RLK_CHECK(p.vocab_size >= 1 && p.vocab_size <= kSampleVocab, "process_logits: 1 to 2^19 columns");
@@ -64,7 +64,7 @@ struct Penalties {
   }
 };
 
-// The range of a row's entries. The range is empty if the row's offsets are bad.
+// The range of a row's entries in the history or in the bias. The range is empty if the row's offsets are bad.
 struct RowSpan {
   std::int64_t begin, end;
   bool good;
@@ -76,7 +76,8 @@ RLK_DEVICE RowSpan row_span(const Team& team, const std::int64_t* offsets, std::
   return {begin, end, true};
 }
 
-// A row's penalties, history and bias. Each team reads all entries of the row, so it finds every fault of the row.
+// A row's penalties, history and bias. Each team reads all entries of the history and of the bias, so it finds every
+// fault of the row.
 template <class Team>
 class RowEdits {
   using Memory = typename Team::Memory;

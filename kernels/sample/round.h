@@ -1,6 +1,6 @@
-// A row of sample_partial in rounds, computed by a team (row.h). In rounds 1 to 3, RowOfRound reads the shard's
-// columns. In round 4, RowOfCut finds the last kept rank from the shards' payloads alone. After that TreeOfShard builds
-// the tree and draws.
+// A row of sample_partial if the shards exchange payloads in four rounds. A team (row.h) computes the row. In rounds 1
+// to 3, RowOfRound reads the shard's columns. In round 4, RowOfCut finds the rank of the last kept column from the
+// shards' payloads alone. After that TreeOfShard builds the tree and draws.
 #pragma once
 
 #include "kernels/sample/merge.h"
@@ -32,8 +32,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
   }
   RLK_DEVICE std::int64_t capacity(int k) const { return round_capacity(k, p_.vocab_size, p_.widest, p_.num_shards); }
 
-  // Returns the row's status, from its parameters and the payloads of earlier rounds. If the row is cut, the function
-  // also sets the row's reference.
+  // Returns the row's status, from its parameters and the payloads of earlier rounds. If top_k, top_p or min_p cut the
+  // row, the function also sets the row's reference m.
   RLK_DEVICE std::int32_t status() {
     const std::uint32_t tag = payload_tag<typename Team::Memory>(p_, row_, want_);
     RLK_UNROLL_NOT
@@ -114,8 +114,8 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
         RLK_UNROLL_NOT
         for (int t = 0; t < p_.num_shards; ++t) {
           if (t == s) continue;
-          std::int64_t from = 0, to = of.word(t, kOfCount);  // the number of shard t's splitters before `rank` lies in
-                                                             // [from, to]
+          // in [from, to]: how many of shard t's splitters come before `rank`
+          std::int64_t from = 0, to = of.word(t, kOfCount);
           RLK_UNROLL_NOT
           while (from < to) {
             const std::int64_t middle = (from + to) / 2;
@@ -131,12 +131,12 @@ class RowOfRounds : protected RowSelection<Team, T, kExp, kColumns> {
     team_.barrier();
   }
 
-  // Bounds of the two cuts, from the counts and masses of all shards. The k-th column has a rank in [k_from, k_to). The
-  // last column that top_p keeps has a rank in [p_from, p_to).
+  // Bounds for the ranks of two columns, from the counts and masses of all shards. The last column that top_k keeps has
+  // a rank in [k_from, k_to). The last column that top_p keeps has a rank in [p_from, p_to).
   struct Cuts {
     std::uint64_t k_from, k_to, p_from, p_to;
-    std::uint64_t count_before, mass_before;  // before k_from
-    std::uint64_t p_before;                   // mass before p_from
+    std::uint64_t count_before, mass_before;  // number of columns with ranks before k_from, and their mass
+    std::uint64_t p_before;                   // mass of the columns with ranks before p_from
     std::uint64_t total;                      // mass of all columns
   };
   // list_splitters() must run first.
@@ -306,7 +306,8 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
     return before;
   }
 
-  // Round 2: writes the counts and masses of the surviving columns between the splitters of all shards.
+  // Round 2: counts the surviving columns between neighbouring splitters of all shards. Writes these counts and the
+  // columns' masses.
   RLK_DEVICE void count() const {
     list_splitters();
     for (int i = team_.thread(); i < kDigitBins; i += team_.threads()) {
@@ -366,7 +367,8 @@ class RowOfRound : RowOfRounds<Team, T, kExp, Columns::kShard> {
   std::uint64_t* const scratch_;
 };
 
-// The first part of round 4: finds the row's last kept rank and least kept mass. TreeOfShard is the second part.
+// The first part of round 4: finds the row's last kept rank and the least mass that min_p keeps. TreeOfShard is the
+// second part.
 template <class Team, Exp kExp>
 class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
   using Base = RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates>;
@@ -414,8 +416,8 @@ class RowOfCut : RowOfRounds<Team, NoLogits, kExp, Columns::kCandidates> {
       last_ = of_mass < of_count ? of_mass : of_count;
     }
   }
-  // The last rank in [from, to) that the cut keeps. last_kept() may return a rank at or after `to`, because it visits
-  // no columns there; the result is then to - 1.
+  // Returns the last rank in [from, to) that the cut keeps. last_kept() visits only columns in this range, so its
+  // result may be `to` or larger. The function then returns to - 1.
   RLK_DEVICE std::uint64_t last_between(std::uint64_t from, std::uint64_t to, std::uint64_t count, std::uint64_t mass) {
     listed_ = false;
     last_ = kLastRank;

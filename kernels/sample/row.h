@@ -22,11 +22,11 @@
 namespace rlk {
 
 constexpr int kListColumns = 2048;  // candidates that shared memory holds
-constexpr int kScanChunks = 64;     // chunks per histogram
+constexpr int kScanChunks = 64;     // chunks of bins in a histogram
 constexpr int kMaxTeam = 256;
 
 struct SampleShared {
-  std::uint64_t masses[kDigitBins];  // also used by the team's reductions
+  std::uint64_t masses[kDigitBins];  // also scratch memory for sums over the team
   std::uint64_t list[kListColumns];  // ranks
   std::uint64_t chunk_masses[kScanChunks];
   std::uint64_t found_prefix, found_before;
@@ -40,15 +40,17 @@ struct alignas(16) SampleState {
   std::uint64_t last, least;
   std::int64_t id;  // a greedy row's token
   float m, q;
-  std::uint64_t kept;  // number of kept columns that the tree has counted
+  std::uint64_t kept;  // number of kept columns, as counted while the tree is built
   std::int32_t status;
-  std::int32_t marked;          // whether the mask describes the kept set; otherwise `last` and `least` describe it
-  std::int32_t listed;          // number of columns of a merged row whose z are in a list
-  std::int32_t waits = 0;       // what a row still needs on CUDA (cuda/sample/team.cuh)
-  std::uint64_t published = 0;  // on CUDA: 1 + the count of kept_offsets, once later rows may use it; 0 before
+  std::int32_t marked;     // whether the mask describes the kept set; if not, `last` and `least` describe it
+  std::int32_t listed;     // number of columns of a merged row whose z are in a list
+  std::int32_t waits = 0;  // what a row still needs on CUDA (cuda/sample/team.cuh)
+  // on CUDA: one more than the number in kept_offsets, if later rows may already use this number; else 0
+  std::uint64_t published = 0;
 };
 
-// A row's workspace: four words per leaf slot for the kept columns, then the tree's nodes (m, S), root last.
+// A row's workspace has four words per leaf slot, with a bit for each kept column. After these words come the tree's
+// nodes (m, S), and the root is last.
 RLK_HD std::int64_t sample_leaf_slots(std::int64_t vocab_size) {
   return std::int64_t{kNumParts} << leaf_height(vocab_size);
 }
@@ -79,11 +81,11 @@ RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, 
 // the payloads of round 3.
 enum class Columns { kRow, kShard, kListed, kCandidates };
 struct ColumnsAt {
-  PartRange parts = {0, kNumParts};          // for kShard: the shard's parts
-  const std::uint64_t* listed = nullptr;     // for kListed: entries of id and z in ascending order of id; SampleState
-                                             // has their number
-  const std::int32_t* candidates = nullptr;  // for kCandidates: the row's payload of the first shard, and the words
-  std::int64_t candidates_apart = 0;         // between shards
+  PartRange parts = {0, kNumParts};  // for kShard: the parts of the vocabulary that the shard holds
+  // for kListed: entries (id and z) in ascending order of id; SampleState::listed is their number
+  const std::uint64_t* listed = nullptr;
+  const std::int32_t* candidates = nullptr;  // for kCandidates: the row's payload of the first shard
+  std::int64_t candidates_apart = 0;  // for kCandidates: number of words from one shard's payload to the next shard's
   int num_shards = 0;
 };
 RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
@@ -110,7 +112,7 @@ class SampleColumns {
         height_(team.own(leaf_height(p.vocab_size))) {}
 
  protected:
-  // Whether SampleParams::edits may hold the z of some of the row's columns.
+  // Whether SampleParams::edits may hold changed z (edits) for some of the row's columns.
   RLK_DEVICE bool has_edits() const {
     if constexpr (!Team::kEdits || kColumns != Columns::kRow || sizeof(Storage) != sizeof(float)) return false;
     return p_.edited != nullptr;
@@ -135,7 +137,7 @@ class SampleColumns {
   }
   RLK_DEVICE float z_at(std::int64_t j) const {
     if constexpr (kColumns == Columns::kListed) {
-      std::int64_t from = 0, to = state_->listed;  // the entry of column j, if it exists, is in [from, to)
+      std::int64_t from = 0, to = state_->listed;  // if column j has an entry, the entry is in [from, to)
       RLK_UNROLL_NOT
       while (to - from > 1) {
         const std::int64_t middle = (from + to) / 2;
@@ -153,7 +155,7 @@ class SampleColumns {
     }
   }
 
-  // w_j of the contract.
+  // The mass w_j of the contract, which is a column's probability as an integer that is not normalised.
   RLK_DEVICE std::uint64_t mass_of(float z) const {
     if (z == -infinity()) return 0;
     const float clamped = z > q_ ? z : q_;
@@ -209,7 +211,7 @@ class SampleColumns {
   const Storage* const logits_;
   const std::int32_t* const allowed_;
   const int height_;
-  float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // c, m and q of rule 4 for the row
+  float c_ = 0.0f, m_ = 0.0f, q_ = 0.0f;  // c, m and q of rule 4 (docs/numerics.md) for the row
   std::uint64_t last_ = kLastRank;        // rank of the last kept column
   std::uint64_t least_ = 0;               // least mass of a column that min_p keeps
 };

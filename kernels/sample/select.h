@@ -1,5 +1,5 @@
-// Selects the columns of a row that sample keeps. The result is the last kept rank and the least kept mass, or a mask
-// if few columns are kept. row.h defines a team.
+// Selects the columns of a row that sample keeps. The result is the rank of the last kept column and the least mass
+// that min_p keeps, or a mask if few columns are kept. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/row.h"
@@ -33,7 +33,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     if (team_.thread() == 0) *state_ = {kLastRank, 0, id, m_, q_, 0, status, 0, 0};
   }
 
-  // Finds the columns that the row keeps, if any step cuts.
+  // Finds the columns that the row keeps, if top_k, top_p or min_p cut any.
   RLK_DEVICE void run_truncate() {
     const SampleRow want = sample_row_of<typename Team::Memory>(p_, row_);
     if (want.greedy || !want.truncates() || state_->status != kOk) return;
@@ -123,15 +123,16 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return id_of_rank(first - 1);
   }
 
-  // One loop runs three searches, so that the binary holds their code only once. The searches find a bound of the first
-  // k columns, the first k columns, and the column at which top_p's mass is reached. `z` belongs to the first rank. For
-  // kListed, the list already exists and holds candidates for the first k columns.
+  // One loop runs three searches, so that the binary holds their code only once. The first search finds a bound of the
+  // first k columns. The second finds the first k columns themselves. The third finds the column at which top_p's mass
+  // is reached. `z` belongs to the first rank. For kListed, the list already exists and holds all columns that may be
+  // among the first k.
   RLK_DEVICE void truncate(const SampleRow& want, float z) {
     const std::uint64_t min_mass = team_.own(share_of_mass(want.min_p, mass_of(z)));
     if (p_.order == SampleOrder::kVllm) least_ = min_mass;  // otherwise min_p cuts last
     const bool by_mass = want.top_p<1.0f, by_count = want.top_k> 0 && want.top_k < p_.valid_vocab;
     const auto count = team_.own(static_cast<std::uint64_t>(want.top_k));
-    // whether top_p's share refers to more columns than top_k keeps
+    // whether top_p's total is the mass of all columns, not only of those that top_k keeps
     [[maybe_unused]] const bool apart = p_.order == SampleOrder::kSglang && by_count;
     std::uint64_t total = 0;
     RLK_UNROLL_NOT
@@ -252,10 +253,10 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     return reduce(mine, [](std::uint64_t a, std::uint64_t b) { return a + b; });
   }
 
-  // Cuts the surviving columns up to rank last_. Returns the rank of the last kept column, or a rank between that
-  // column and the next one. The function keeps `count` columns or, if `mass` is not kLastRank, the first columns that
-  // reach `mass`. If there are fewer columns, it keeps all of them.
-  // of_bounds: the list holds bounds of columns; the kept columns then replace these bounds in the list.
+  // Cuts the surviving columns with ranks up to last_. The function keeps `count` columns or, if `mass` is not
+  // kLastRank, the first columns that together reach `mass`. If there are fewer columns, it keeps all of them. Returns
+  // the rank of the last kept column, or a rank between that column and the next one. of_bounds: the list holds bounds
+  // of columns. The kept columns then replace these bounds in the list.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;

@@ -1,5 +1,6 @@
-// A row of sample_partial, computed by a team (row.h): a shard's first ranks, its tree, the draw below the tree's root,
-// and the words for raw_logprob. The team writes the payload that ops/sample.h defines.
+// A row of sample_partial, computed by a team (row.h) for a shard, which is a slice of the vocabulary. The team
+// computes the shard's first columns, its tree, the draw below the tree's root, and the words for raw_logprob. It
+// writes them to the payload that ops/sample.h defines.
 #pragma once
 
 #include "kernels/sample/select.h"
@@ -25,7 +26,7 @@ enum PayloadWord : int {
 static_assert(kOfCount + 1 == kPayloadHead);
 
 RLK_HD std::int32_t payload_float(float x) { return bits_of(is_nan(x) ? canonical_nan() : x); }
-// Word 0 of a payload: the tag, whose lowest 9 bits are replaced by the shard's parts and a flag for raw words.
+// Word 0 of a payload: the tag, in which the shard's parts and a flag for raw words replace the lowest 9 bits.
 RLK_HD std::int32_t payload_parts(const PartRange& parts, bool takes_raw, std::uint32_t tag) {
   const int held = parts.first + 16 * parts.count + (takes_raw ? 256 : 0);
   return static_cast<std::int32_t>((tag & ~511u) | static_cast<std::uint32_t>(held));
@@ -39,7 +40,7 @@ RLK_HD SampleRow sharded_row_of(const SampleParams& p, std::int64_t row) {
   if ((by_mass && r.top_k == 0) || (r.top_p < 1.0f && p.order == SampleOrder::kSglang)) r.status |= kBadParameter;
   return r;
 }
-// The tag of the contract. Only its upper 23 bits are used.
+// The payload's tag, which the contract in ops/sample.h defines. Only its upper 23 bits are used.
 template <class Memory>
 RLK_HD std::uint32_t payload_tag(const SampleParams& p, std::int64_t row, const SampleRow& r) {
   const auto position = static_cast<std::uint64_t>(p.position.template at<Memory>(row));
@@ -130,7 +131,8 @@ class RowOfShard : RowSelection<Team, T, Exp::kPortable, Columns::kShard> {
   std::int32_t* const words_;
 };
 
-// Writes the tree's root, the column that is drawn in advance, and the raw words of ids that an earlier launch found.
+// Writes three parts of a payload: the tree's root, the column that the shard draws, and the raw words of ids that an
+// earlier launch found.
 template <class Team, class T, Exp kExp>
 class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   using Base = RowTree<Team, T, kExp, Columns::kShard>;

@@ -29,7 +29,8 @@ RLK_HD float z_of_rank(std::uint64_t rank) {
   return float_of(static_cast<std::int32_t>(ascending >> 31 ? ascending & 0x7fffffffu : ~ascending));
 }
 
-// floor(2^44 e) for e in [0, 2). For any other e the result is arbitrary; callers then multiply it by a share of 0.
+// floor(2^44 e) for e in [0, 2). For any other e the result is arbitrary. Callers multiply such a result by a share of
+// 0.
 RLK_HD std::uint64_t fixed_mass(float e) {
   const auto bits = static_cast<std::uint32_t>(bits_of(e));
   const int shift = static_cast<int>(bits >> 23) - (127 + 23 - 44);
@@ -38,8 +39,8 @@ RLK_HD std::uint64_t fixed_mass(float e) {
   return shift > -24 ? significand >> -shift : 0;
 }
 
-constexpr float kMassRange = 46.0f;  // in powers of two: a column has no mass if its exponential is below 2^-46 of the
-                                     // largest one
+// a column has a mass of 0 if its exponential is below 2^-46 of the row's largest exponential
+constexpr float kMassRange = 46.0f;
 
 // ceil(share * mass), computed exactly, for a share in [0, 1] and a mass of at most 2^63.
 RLK_HD std::uint64_t share_of_mass(float share, std::uint64_t mass) {
@@ -67,7 +68,8 @@ RLK_HD int highest_bit_of(std::uint64_t x) {
   return 63 - __builtin_clzll(x);
 #endif
 }
-// The largest float that is at most r * both / 2^32 and is not subnormal. The sum `both` is 0 or a normal number.
+// The largest float that is at most r * both / 2^32 and is not subnormal. `both` is the sum of two nodes, and is 0 or a
+// normal number.
 RLK_HD float left_bound(std::uint32_t r, float both) {
   const auto b = static_cast<std::uint32_t>(bits_of(both));
   const std::uint64_t product = std::uint64_t{r == 0 ? 1 : r} * ((b & 0x7fffffu) | 0x800000u);  // in [2^23, 2^56)
@@ -76,7 +78,8 @@ RLK_HD float left_bound(std::uint32_t r, float both) {
   const float bound = float_of(exponent << 23 | static_cast<std::int32_t>(significand & 0x7fffffu));
   return r == 0 || exponent <= 0 ? 0.0f : bound;
 }
-// Whether r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each sum is 0 or a normal number.
+// Whether a draw goes to the left: r * both < 2^32 * left. The sums satisfy 0 <= left <= both, and each sum is 0 or a
+// normal number.
 RLK_HD bool draws_left(std::uint32_t r, float left, float both) {
 #if defined(__CUDA_ARCH__)
   // The operands are exact in double, and the fma rounds once. The fma's result therefore has the sign of the exact
@@ -94,7 +97,7 @@ RLK_HD int set_bits_of(std::uint32_t word) {
   return __builtin_popcount(word);
 #endif
 }
-// The word must not be 0.
+// The position of the lowest set bit. The word must not be 0.
 RLK_HD int lowest_bit_of(std::uint32_t word) {
 #if defined(__CUDA_ARCH__)
   return __ffs(static_cast<int>(word)) - 1;

@@ -6,8 +6,8 @@
 
 namespace rlk {
 
-// kRaw: the params are those of the raw pass. The selection uses ranks and no probabilities, so any Exp would give the
-// same result.
+// kRaw: the params are those of the raw pass. The selection compares ranks and computes no probabilities, so any choice
+// of Exp gives the same result.
 template <class Team, class T, bool kRaw>
 class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
  protected:
@@ -36,7 +36,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     if (fails()) return;
     const std::int64_t first = has_firsts ? state_->id : id_of_rank(Base::behind_first() - 1);
     truncate({1.0f, 1.0f, 0.0f, count_, false, kOk}, z_at(first));
-    if (!listed_) collect(last_);  // the row has at most n columns in all
+    if (!listed_) collect(last_);  // in this case the row has at most n columns in all
     write_listed();
   }
   // Returns whether the row has failed. If it has, the function writes ids of -1 and NaNs.
@@ -77,9 +77,9 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     return z_at(j) != -infinity();
   }
 
-  // Appends columns without mass after the `found` columns with mass, in order of their ids. The function reads the
-  // first 2n columns, or all columns of a smaller vocabulary. Fewer than n of the 2n columns have mass, so they include
-  // n columns without mass.
+  // Appends columns whose mass is 0 after the `found` columns that have a mass, in order of their ids. The function
+  // reads the first 2n columns, or all columns of a smaller vocabulary. Fewer than n of these 2n columns have a mass,
+  // so at least n of them have none.
   RLK_DEVICE void fill(std::int64_t found) const {
     const std::int64_t end = 2 * count_ < p_.valid_vocab ? 2 * count_ : p_.valid_vocab;
     for (std::int64_t j = team_.thread(); j < end; j += team_.threads()) s_.counts[j] = has_mass(j) ? 0 : 1;

@@ -113,7 +113,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   // Whether truncation keeps a present column.
   RLK_DEVICE bool is_kept(float z, std::int64_t id) const { return rank_of(z, id) <= last_ && survives(z); }
 
-  // A thread's part of a leaf: z of its chains, with -Inf for missing columns, and the sums of the chains.
+  // What one thread holds of a leaf: z of the columns of its chains, with -Inf for missing columns, and the sums of
+  // these chains.
   struct Leaf {
     float z[kSteps][kOwnChains];
     SoftmaxStats stats;
@@ -189,7 +190,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     const float sum = lane_sum(leaf->chains);
     if (reference.usable) leaf->stats = {reference.m, sum, 0.0f, 0.0f};
   }
-  // The term that a column adds to its chain. A missing column adds +0, which changes no sum.
+  // The exponential that a column adds to its chain. A missing column adds +0, which changes no sum.
   RLK_DEVICE float term(float z, const LeafReference& reference) const {
     const float clamped = z > reference.q ? z : reference.q;
     const float e = team_.template exponential<kExp>(clamped, c_, reference.m);
@@ -309,7 +310,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   // Draws an id by descending the tree in nodes_.
   RLK_DEVICE std::int64_t draw() const {
     const DrawWords<typename Team::Memory> word(p_, row_);
-    std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;  // node `at` of the level that begins at `level`
+    // `level` is the index at which a level of the tree begins; `at` counts nodes from there
+    std::int64_t at = 0, level = 2 * slots_ - 2, size = 1;
     const int above = kColumns == Columns::kShard ? depth_of_parts(at_.parts.count) : 0;
     for (int depth = above; depth < height_ + 3; ++depth) {
       level -= 2 * size;
@@ -348,8 +350,9 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (int d = 1; d < kLanes; d *= 2) largest = larger(largest, team_.shuffle_xor(largest, d));
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);
-    // Finds the drawn chain, from the last addition back. If several lanes share a leaf, drawn[0] tells whether this
-    // lane's chain is drawn. If one lane has the whole leaf, drawn[k] tells whether chain k is drawn.
+    // Draws a chain of the leaf, by going back through the additions of the chains from the last one. If several lanes
+    // share a leaf, drawn[0] tells whether this lane's chain is drawn. If one lane has the whole leaf, drawn[k] tells
+    // whether chain k is drawn.
     bool drawn[kOwnChains];
     if constexpr (kLanes == 1) {
       const float* const s = leaf.chains;
@@ -394,7 +397,7 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
   float* const nodes_;
   const std::int64_t slots_;
   bool marked_ = false;
-  bool cuts_ = true;  // whether columns must be tested against last_ and least_
+  bool cuts_ = true;  // whether a column is kept must be found by comparison with last_ and least_
 };
 
 }  // namespace rlk

@@ -1,11 +1,10 @@
 // Second moments about means that an earlier pass found, for all backends. Variances, covariances and correlations need
 // a second pass over tokens, which sums scaled deviations. terms.h defines a Batch and its terms.
 //
-// Values a have the mean m = fl(sum / N). `down` and `up` are the factors that moment_scale.h gives for the largest
-// magnitude.
-//   Then d(a) = fl(fl(fl(a down) - fl(m down)) up)
-//   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0), D = sum(d)     D takes out the rounding of m
-//   V is 0 where all d are equal
+// The values `a` of all tokens have the mean m = fl(sum / N). `down` and `up` are the factors by which moment_scale.h
+// scales, given the largest magnitude. With the deviation d and D = sum(d), which takes out the rounding of m:
+//   d(a) = fl(fl(fl(a down) - fl(m down)) up)
+//   V    = max(fma(-D, fl(D / N), sum(fl(d d))), 0); exactly 0 if all d are equal
 //   C    = fma(-D_a, fl(D_b / N), sum(fl(d_a d_b)))
 #pragma once
 
@@ -15,13 +14,13 @@
 namespace rlk {
 
 struct CentralPoint {
-  float down = 1.0f, up = 1.0f, mean = 0.0f;  // mean: already multiplied by `down`
+  float down = 1.0f, up = 1.0f, mean = 0.0f;  // mean: the mean times `down`
   template <class F>
   RLK_HD F deviation(F a) const {
     const F scaled = sub_rn(mul_rn(a, broadcast<F>(down)), broadcast<F>(mean));
     return mul_rn(scaled, broadcast<F>(up));
   }
-  // The power of two that undoes the scale.
+  // The power of two by which a scaled deviation is multiplied to undo the scale.
   RLK_HD float unit() const { return inverse_of(mul_rn(down, up)); }
 };
 RLK_HD CentralPoint central_point(float sum, float count, float largest) {
@@ -49,11 +48,11 @@ enum : int {
   kCentralLeastA,
   kCentralLeastB,
   kCentralMaxima
-};  // largest and least |d|; opposite() is applied to the least ones
+};  // the largest and the least |d|; a maximum over opposite(|d|) finds the least
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// `Of` describes the operator by Params, Pair, kInputs, kProducts, input and values. values(pair, inputs, values)
-// writes a token's two values a and b.
+// `Of` is a class that describes the operator. It has Params, Pair, kInputs, kProducts, input and values. The function
+// values(pair, inputs, values) writes a token's two values a and b.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;
@@ -89,7 +88,7 @@ struct CentralTerms : EverySum {
   }
 };
 
-// The Batch of this pass reads Shared::pair, which the Batch of the earlier passes has written. Of also has
+// This pass reads Shared::pair, which the earlier passes have written. In addition, the class `Of` has
 //   Batch; of_sequence(pair, sums, total), which may replace value b of a sequence's tokens by one for the sequence;
 //   kResults, metric(i), result(pair, total, i): the metrics that follow, and their values
 template <class Of>

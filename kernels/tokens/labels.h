@@ -20,8 +20,8 @@ RLK_HD std::int64_t quotient(std::int64_t a, std::int64_t b) {
   return a / b;
 }
 
-// How packed tokens are split among ranks. searched() gives, for a local token, a packed token of the same sequence.
-// With zigzag every sequence is split among all ranks.
+// How packed tokens are split among context-parallel ranks. searched(local) gives a packed token of the same sequence
+// as the rank's own token `local`. With zigzag every sequence is split among all ranks.
 struct LabelCut {
   std::int64_t first, step;
   bool zigzag;
@@ -31,8 +31,8 @@ struct LabelCut {
   }
   RLK_HD std::int64_t searched(std::int64_t local) const { return first + step * local; }
 };
-// The packed token whose id is the label of local token `local`, or -1 if the token has no label. [begin, begin +
-// length) is the sequence that holds cut.searched(local).
+// The packed token whose id is the label of the rank's token `local`, or -1 if this token has no label. The sequence
+// [begin, begin + length) holds cut.searched(local).
 RLK_HD std::int64_t label_source(const ShiftLabelsParams& p, const LabelCut& cut, std::int64_t local,
                                  std::int64_t begin, std::int64_t length) {
   std::int64_t t = cut.searched(local);

@@ -27,7 +27,8 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// Counts as integers stay in vector registers. Masks would need more scalar registers than a wave on HIP has.
+// A token that counts is added as an integer, not as a mask. Integers stay in vector registers. Masks would need more
+// scalar registers than a wave on HIP has.
 template <>
 struct CountType<float> {
   using Type = int;
@@ -39,7 +40,7 @@ struct CountType<Vec4> {
   static RLK_HD int of(const Vec4Mask& mask) { return -(mask.v[0] + mask.v[1] + mask.v[2] + mask.v[3]); }
 };
 
-constexpr int kMostSteps = 3;  // log2 of the most steps in a block's tile
+constexpr int kMostSteps = 3;  // log2 of the largest number of steps in which a block computes a tile
 constexpr int log2_of(int x) { return x <= 1 ? 0 : 1 + log2_of(x / 2); }
 template <class Gpu>
 constexpr int kPerLane = sizeof(typename Gpu::Tokens) / sizeof(float);
@@ -77,8 +78,8 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
   return x != T{0} ? -1 : 0;
 #endif
 }
-// The mask of a lane's tokens. With kWhole all tokens exist, and the address is a multiple of the tokens' total size or
-// of 16 bytes. `bits` are the bits of an element that make it count.
+// Loads the mask of a lane's tokens. kWhole: all tokens exist, and the address is a multiple of 16 bytes or of the
+// tokens' total size. A token counts if its element has any of the bits `bits`.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
@@ -172,7 +173,7 @@ RLK_DEVICE float sum_of_step(typename Gpu::Tokens* sum) {
 
 // The results of a wave for its positions: the sums that belong to this lane, and all counts and maxima.
 struct WaveTokens {
-  float sum[2];  // one of the lower four sums, and one of the upper four
+  float sum[2];  // sum[0] is one of the first four sums, and sum[1] is one of the last four
   std::uint32_t count[kTokenCounts];
   float maximum[kTokenMaxima];
 };
@@ -202,7 +203,7 @@ class WaveSums {
     of.sum[0] = lower_.finish();
     of.sum[1] = upper_.finish();
     RLK_UNROLL
-    for (int i = 0; i < kTokenCounts; i += 2) {  // two counts in one word, because counts of a wave are below 2^16
+    for (int i = 0; i < kTokenCounts; i += 2) {  // Two counts share a word, because counts of a wave are below 2^16.
       const std::uint32_t both = Gpu::sum_over_wave(static_cast<std::uint32_t>(counts_[i] | counts_[i + 1] << 16));
       of.count[i] = both & 0xffff;
       of.count[i + 1] = both >> 16;
@@ -215,8 +216,8 @@ class WaveSums {
  private:
   SumTree<kMostSteps + 1> lower_, upper_;
   int counts_[kTokenCounts] = {};
-  std::uint32_t most_[kMaxima] = {};  // bits of nonnegative floats; as integers they have the order of the floats, and
-                                      // NaNs are largest
+  // the bits of floats that are not negative; as integers the bits have the order of the floats, and NaNs are largest
+  std::uint32_t most_[kMaxima] = {};
 };
 template <class Gpu, int kMaxima>
 class WaveSums<Gpu, 0, true, kMaxima> {
@@ -231,12 +232,13 @@ template <class Gpu, class Terms>
 struct LaneArrays {
   using Params = typename Terms::Params;
   std::uintptr_t input[Terms::kInputs], mask, output[Terms::kOutputs];
-  int mask_bytes;                              // bytes per mask element
-  unsigned given = 0, shared = 0, wanted = 0;  // bit i: input i is given; input i has one value per sequence; output i
-                                               // is wanted
+  int mask_bytes;  // bytes per mask element
+  // bit i of `given`: input i is given; of `shared`: input i has one value per sequence; of `wanted`: output i is
+  // wanted
+  unsigned given = 0, shared = 0, wanted = 0;
 
-  // The bits stay in registers over a wave's steps. On a GPU with too few scalar registers (kReadsAgain) the conditions
-  // are read again.
+  // The words `given`, `shared` and `wanted` stay in registers over a wave's steps. On a GPU with too few scalar
+  // registers (kReadsAgain), each use reads the params again.
   RLK_DEVICE bool is_given(const Params& p, int i) const {
     return Gpu::kReadsAgain ? Terms::input(p, i).data != nullptr : (given >> i & 1) != 0;
   }
@@ -397,8 +399,8 @@ RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int
   return low;
 }
 
-// Writes the partial result of a tile. With of_wave this wave has processed the whole tile. Otherwise the waves of a
-// block combine their results in of_waves. With kFewAtOnce a later pass reads whole vectors, so the function also
+// Writes the partial result of a tile. of_wave: this wave has computed the whole tile. Without of_wave, the waves of a
+// block combine their results in the array of_waves. kFewAtOnce: a later pass reads whole vectors, so the function also
 // writes the padding of the partial result.
 template <class Gpu>
 RLK_DEVICE void store_tile(const WaveTokens& of, bool of_wave, TilePartial<8>* partial, WaveResults* of_waves) {
@@ -529,8 +531,8 @@ RLK_DEVICE std::int64_t shuffle_xor(std::int64_t x, int distance) {
 
 // Computes the sums of 64 >> lanes sequences, from sequence block * (64 >> lanes) on. Results in `of` are indexed by
 // the sequence's place in the block. A block reads 2^lanes tiles of each sequence at a time, and eight threads read a
-// tile. Within a wave the tree is added by shuffles. If several waves read a sequence, they exchange nodes through
-// `of`.
+// tile. Shuffles add the part of the tree that lies in a wave. If several waves read a sequence, they exchange the
+// tree's nodes through `of`.
 template <class Gpu>
 RLK_DEVICE void sums_of_sequences(const Sequences& q, int tile, int lanes, std::int64_t block,
                                   const TilePartial<8>* all_partials, GatheredSums* of) {

@@ -47,7 +47,7 @@ class MaskStretch {
  public:
   int begin = 0, tokens = 0;  // first position of the stretch within the sequence, and number of positions
 
-  // mask_at is the index of the sequence's first position among the flags.
+  // mask_at is the index of the sequence's first flag in the mask.
   RLK_DEVICE MaskStretch(std::int64_t mask_at, int length, MaskShared* shared)
       : mask_at_(mask_at), length_(length), shared_(shared) {}
 
@@ -93,8 +93,8 @@ class MaskStretch {
   RLK_DEVICE void load_bits(const TokenMask& mask, int stretch) {
     begin = stretch * kStretch;
     tokens = length_ - begin < kStretch ? length_ - begin : kStretch;
-    // With this copy HIP's compiler knows that the flags are in global memory. From the reference alone, the compiler
-    // would not know it.
+    // This copy tells HIP's compiler that the flags are in global memory, which the compiler would not know from the
+    // reference alone.
     const TokenMask flags = mask;
     with_flag_bytes(flags, [&](auto bytes) {
       constexpr int kBytes = decltype(bytes)::value;
@@ -129,7 +129,8 @@ class MaskStretch {
   static RLK_DEVICE Vec4 load_flags(const Flags& flags, int at) {
     return Gpu::load_vec4(reinterpret_cast<const float*>(in_global(flags.flags + at)));
   }
-  // The bits of 16 positions of which some may lie outside the stretch, or whose flags are wider than bytes.
+  // The bits of 16 positions, for the cases that vector loads cannot read: some positions may lie outside the stretch,
+  // or flags may be wider than a byte.
   template <int kBytes, class Flags>
   RLK_DEVICE std::uint32_t bits_between(const Flags& flags, int at) const {
     if constexpr (kBytes == 0) {
@@ -189,7 +190,7 @@ class MaskStretch {
   }
 
   std::int64_t mask_at_;
-  int length_, off_ = 0;  // off_: index of the first position's bit
+  int length_, off_ = 0;  // off_: index of the bit of the stretch's first position
   MaskShared* shared_;
 };
 

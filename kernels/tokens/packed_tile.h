@@ -15,10 +15,10 @@ constexpr int kTokenTile = kTileThreads * kTileTokens;
 
 inline std::int64_t tiles_of(std::int64_t num_tokens) { return (num_tokens + kTokenTile - 1) / kTokenTile; }
 
-// The range of sequences that contain the tokens in [first, last], if offsets ascend. `shared` is an array of two
+// The range of sequences that contain the tokens from `first` to `last`, if offsets ascend. `shared` is an array of two
 // numbers in shared memory. One half of the threads searches for `first`, the other half for `last`. Each step cuts the
-// remaining range into equal parts, and each thread tests one part. At least one part matches, whatever the offsets
-// are.
+// range that remains into equal parts, and each thread tests one part. At least one part passes its test, whatever the
+// offsets are.
 template <class Memory, class Barrier>
 RLK_HD SequenceRange range_of_tile(const Offsets& o, std::int64_t num_sequences, std::int64_t first, std::int64_t last,
                                    int thread, std::int64_t* shared, const Barrier& barrier) {

@@ -40,18 +40,19 @@ RLK_DEVICE void token_sequences(const typename Batch::Params& p, const TokenWork
   Batch::share(f, w.shared, [](std::int64_t* to, std::int64_t count) { Gpu::count_on(in_global(to), count); });
 }
 
-// Terms and More have one class for each group of sums.
+// The sums of an operator may be split into groups. The template parameters from Terms on are one class of terms for
+// each group.
 template <class Gpu, class Batch, int kGroup, class Terms, class... More>
 RLK_DEVICE void token_groups(const typename Batch::Params& p, const TokenWorkspace<Batch>& w, std::int64_t slots,
                              int tile, std::int64_t block, WaveResults* shared) {
-  // needs_pass_before is read here, apart from the denominator. If both were read together, clang would select between
-  // two addresses and assume that one may be in LDS.
+  // needs_pass_before() is called here, away from the code that reads the denominator. If that code read both params,
+  // clang would select between their addresses and assume that one address may be in LDS.
   const bool has_pass_before = Batch::needs_pass_before(p);
   token_tiles<Gpu, Terms>(p, w.partials[kGroup], slots, tile, block, shared, [&](std::int64_t s) {
     return Batch::template factors<Terms>(p, w.context(), has_pass_before, s);
   });
   if constexpr (sizeof...(More) > 0) {
-    Gpu::barrier();  // every thread has read the waves' values in `shared`
+    Gpu::barrier();  // every thread has read `shared`, which the next group overwrites
     token_groups<Gpu, Batch, kGroup + 1, More...>(p, w, slots, tile, block, shared);
   }
 }
@@ -68,8 +69,8 @@ struct TotalsShared {
   TotalsOf<Batch> node[kMostGatherWaves], total;
 };
 
-// Adds the partial results of a wave's lanes and writes the total to *to. Sums follow the tree over lanes. kFew: counts
-// are below 2^25.
+// Adds the partial results of a wave's lanes and writes the total to *to. Sums follow the tree over lanes. kFew: every
+// count is below 2^25.
 template <class Gpu, class Batch, bool kFew>
 RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
   const int lane = Gpu::thread() % Gpu::kLanes, mine = sum_index(lane);
@@ -89,7 +90,8 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
     const float most = scattered<Gpu>(x, [](float a, float b) { return maximum_of(a, b); });
     if (lane < kLowerSums && first + mine < Batch::kMaxima) to->maximum[first + mine] = most;
   }
-  constexpr int kLowBits = 25;  // low bits of a count, whose sum over a wave is less than 2^32
+  // number of low bits of a count that are summed apart; over a wave, their sum is below 2^32
+  constexpr int kLowBits = 25;
   RLK_UNROLL
   for (int i = 0; i < Batch::kCounts; ++i) {
     const auto low = static_cast<std::uint32_t>(t.count[i]) & ((1u << kLowBits) - 1);
@@ -107,7 +109,7 @@ RLK_DEVICE void total_of_wave(const TotalsOf<Batch>& t, TotalsOf<Batch>* to) {
 template <class Gpu, class Batch, int kWaves, bool kMany, bool kFew = false, class From>
 RLK_DEVICE void sum_totals(int count, TotalsShared<Batch>* shared, const From& from) {
   constexpr int kLanes = Gpu::kLanes, kThreads = kWaves * kLanes,
-                kApart = 64;  // so that different waves compute sums, counts and maxima
+                kApart = 64;  // distance that makes different waves compute sums, counts and maxima
   static_assert(Batch::kSums <= kApart && Batch::kCounts <= kApart && Batch::kMaxima <= kApart &&
                 3 * kApart <= kThreads);
   const int thread = Gpu::thread(), wave = thread / kLanes, kind = thread / kApart, column = thread % kApart;

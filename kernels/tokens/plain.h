@@ -1,7 +1,8 @@
-// Most calls have plain arrays of tokens: padded sequences whose lengths are multiples of four, with aligned vec4s and
-// no required array missing. CUDA has a separate pass for plain arrays, which tests none of these properties per token.
+// The arrays of most calls are plain: they have padded sequences whose lengths are multiples of four, rows are aligned
+// to four elements, and no required array is missing. CUDA has a separate pass for plain arrays, which tests none of
+// these properties per token.
 //
-// In addition to what terms.h requires, its terms have:
+// Terms that this pass can compute have these members in addition to those that terms.h requires:
 //   kInputs                       inputs from kFirstOptional on may be missing; input kShareable may have one value
 //                                 per sequence
 //   output(p), kCounts            one output; counts are numbered from 1
@@ -14,7 +15,7 @@
 
 namespace rlk {
 
-// What a token adds to the lower sums, and its value for the first maximum.
+// What a token adds to the first kLowerSums sums, and its value for the first maximum.
 template <class F>
 struct PlainSums {
   F sum[kLowerSums];
@@ -23,7 +24,7 @@ struct PlainSums {
 
 // Masks with two bytes per element and masks of doubles are rare, so the general pass computes calls with such masks.
 inline bool is_plain_mask(const TokenMask& m) { return m.bytes != 2 && !(m.bytes == 8 && m.is_float); }
-// Whether the terms' kShareable input has one value per sequence.
+// Whether the input with the index kShareable has one value per sequence.
 template <class Terms>
 inline bool shares_input(const typename Terms::Params& p) {
   return Terms::input(p, Terms::kShareable).token_stride == 0;

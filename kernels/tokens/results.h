@@ -19,8 +19,9 @@ struct ResultSource {
   ResultOver over;
 };
 
-// The sources of kResults results, packed into words. source_of<Results>(result) looks up a source. The words are
-// literals in the code, because device code cannot read a constexpr table of the host.
+// For each of kResults results: the total that gives the result, and its divisor. They are packed into words.
+// source_of<Results>(result) looks up one entry. The words are literals in the code, because device code cannot read a
+// constexpr table of the host.
 template <int kResults>
 struct ResultSources {
   static constexpr int kBits = 16, kEach = 64 / kBits, kWords = (kResults + kEach - 1) / kEach;

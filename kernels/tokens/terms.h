@@ -1,7 +1,8 @@
 // Code for operators over tokens that backends share: the partial results of a tile, and small functions for formulas
 // per token. The templates also work on the vectors of cpu/simd.h.
 //
-// An operator's terms are a class with, for F float or a vector:
+// An operator's terms are a class that tells what each token adds to sums, and what is written for it. The class has,
+// for F float or a vector:
 //   kInputs, kOutputs, kSums, Params, Factors              a sequence's tokens share Factors; if kSums is 0, there are
 //                                                          no sums, counts and maxima
 //   kMaxima                                                number of maxima that the terms set; the others are 0
@@ -34,7 +35,7 @@ template <class F>
 using MaskOf = typename MaskType<F>::Type;
 
 constexpr int kTokenCounts = 6;
-constexpr int kTokenMaxima = 4;  // the values must not be negative
+constexpr int kTokenMaxima = 4;  // values whose maximum is computed must not be negative
 
 // The type of what a token adds to a count. For a single token the type is a mask. If a lane has several tokens, it
 // adds the number of tokens for which the mask is set, so that registers need not hold the mask.
@@ -68,8 +69,9 @@ RLK_HD void clear(TokenSums<F, kSums>* sums) {
   for (auto& c : sums->count) c = counted<F>(MaskOf<F>(zero > zero));
 }
 
-// The base class of terms that add every sum over the tokens. Other terms override sums_upper(p). If sums_upper returns
-// false, only the first four sums are added, and upper_sum computes the last four from the tile's number of tokens.
+// The base class of terms that add all of their sums for each token. Other terms override sums_upper(p). If
+// sums_upper() returns false, only the first four sums are added per token, and upper_sum() computes the last four from
+// the tile's number of tokens.
 constexpr int kLowerSums = 4;
 struct EverySum {
   static constexpr int kMaxima = 2;
@@ -81,14 +83,14 @@ struct EverySum {
   static RLK_HD float upper_sum(int, std::uint32_t) { return 0.0f; }
   static RLK_HD float rest() { return 0.0f; }  // the output of a packed token outside every sequence
 };
-// For terms whose last four sums are 0.
+// The base class of terms whose last four sums are 0.
 struct LowerSums : EverySum {
   template <class Params>
   static RLK_HD bool sums_upper(const Params&) {
     return false;
   }
 };
-// For terms that only count. The sums of these terms are never read.
+// The base class of terms that only count tokens. Their sums are never read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };
@@ -143,13 +145,13 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   of_sequence(p, context, s, sums)       totals of sequence s, from its sums in each group
 //   kResults, store(p, context, total, i)  writes result i
 //   factors<Terms>(p, context, has_pass_before, s)   the values that tokens of sequence s share
-// For the pass over tokens that runs before, a Batch also has:
+// Some operators need a first pass over tokens, before the pass that writes outputs. Their Batch also has:
 //   Statistics                             the terms of that pass
 //   counts_alone(p)                        whether only the numbers of tokens are needed from that pass
 //   factors_of(p, s, sums)                 Factors from a sequence's sums in that pass
 //   share(factors, shared, add)            calls add(counter, count) on counters that all sequences share
 //   shares(p)                              whether tokens or results need those counters
-// If that pass does not run, the caller sets Shared.
+// If that first pass does not run, the caller sets Shared.
 template <class Batch, class = void>
 constexpr bool kHasStatistics = false;
 template <class Batch>

@@ -86,7 +86,7 @@ RLK_HD Vec4Mask operator|(const Vec4Mask& a, const Vec4Mask& b) {
   return vec4_of<Vec4Mask>([&](int i) { return a.v[i] | b.v[i]; });
 }
 RLK_HD bool any_of(const Vec4Mask& a) { return (a.v[0] | a.v[1] | a.v[2] | a.v[3]) != 0; }
-// One token at a time, because such exponentials are rare, and four at once would need more registers.
+// Computes one exponential at a time. The callers' exponentials are rare, and four at once would need more registers.
 RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) {
     float y = 0.0f;

@@ -1,6 +1,6 @@
-// The weights of tokens in a loss, which depend on how the loss aggregates tokens, and the common parts of the Batches
-// of losses. Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale; denominator, denominator_value;
-// sequences.
+// The weights of tokens in a loss, which depend on how the loss aggregates tokens. The file also has what the Batches
+// (terms.h) of losses have in common. Params has spec.denominator, spec.sequence_mean, spec.horizon, spec.scale;
+// denominator, denominator_value; sequences.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,8 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// A scale divided by a denominator. The result is 0 for a denominator of 0, and NaN for a denominator that is negative,
-// subnormal, infinite or NaN. Subnormals are refused because their inverses may be infinite.
+// scale / denominator. The result is 0 if the denominator is 0. It is NaN if the denominator is negative, subnormal,
+// infinite or NaN. Subnormals are refused because their inverses may be infinite.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator >= 0x1p-126f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();
@@ -59,7 +59,7 @@ RLK_HD F weighted(float weight, F term) {
   return either(weight == 0.0f, broadcast<F>(0.0f), mul_rn(broadcast<F>(weight), term));
 }
 
-// Indices of counts. A batch has the counts of a tile, followed by its own counts.
+// Indices of a batch's counts. The counts of tiles come first, and then the counts that only a batch has.
 enum : int { kCountTokens };
 enum : int { kCountSequences = kTokenCounts, kCountBadCuts, kLossCounts };
 

@@ -9,11 +9,11 @@
 
 namespace rlk {
 
-// The constants of a row in the contract.
+// The constants that the contract of ops/logprob.h defines for a row's gradient.
 struct BackwardRow {
   float c, u;     // log2 p = fma(z, c, -u)
-  float a, b, g;  // factors of lse and entropy, of entropy's log p, and of the target
-  float minus_a;  // fl(a - g), the factor of columns other than the target
+  float a, b, g;  // the gradient of the target's logit is p (a + b log2 p) + g (1 - p)
+  float minus_a;  // fl(a - g); the gradient of any other logit is p (minus_a + b log2 p)
 };
 struct SmoothedRow : BackwardRow {
   float d;  // term that label smoothing adds to every column; 0 without smoothing

@@ -12,11 +12,11 @@ namespace rlk {
 
 constexpr int kGroupLeaves = 32;
 constexpr int kGroupColumns = kGroupLeaves * kLeafColumns;
-constexpr int kNodeBytes = 16;  // m, S, E, Q
+constexpr int kNodeBytes = 16;  // a node of the tree has the floats m, S, E and Q
 
-// The leaves of each part are padded to a power of two, so that the indices of leaves follow the tree even across
-// parts. A group is 32 leaves with neighbouring indices. The group is a range of one part if parts are long, or several
-// whole parts if parts are short.
+// A leaf is 128 columns. The leaves of each part of the vocabulary are padded to a power of two, so that the indices of
+// leaves follow the tree even across parts. A group is 32 leaves with neighbouring indices. If parts are long, a group
+// is a range of one part. If parts are short, a group is several whole parts.
 struct GroupGrid {
   int num_parts;        // parts of this shard: 1, 2, 4 or 8
   int leaves;           // leaves per part, padded
@@ -56,7 +56,7 @@ inline GroupGrid group_grid(PartRange parts, std::int64_t vocab_size, std::int64
   }
   return grid;
 }
-// Throws InvalidArgument if the columns are not a whole, aligned group of parts.
+// Throws InvalidArgument unless the columns are 1, 2, 4 or 8 whole parts that form a subtree.
 inline GroupGrid group_grid(const LogprobInput& p) {
   const PartRange parts = parts_of_columns(p.vocab_size, p.valid_vocab, p.vocab_start, p.num_columns);
   RLK_CHECK(parts.count > 0, "logprob: the columns are a whole, aligned group of parts of the vocabulary");

@@ -29,7 +29,8 @@ RLK_DEVICE float target_z(const LogprobInput& p, std::int64_t row, std::int64_t 
   return is_nan(z) ? canonical_nan() : z;
 }
 
-// The kept list of a row is [begin, end) of kept_ids. The list is empty if all columns of the row are kept.
+// The range of kept_ids that lists a row's kept columns: [begin, end). The range is empty if all columns of the row are
+// kept.
 struct KeptRange {
   std::int64_t begin = 0, end = 0;
   bool bad = false;

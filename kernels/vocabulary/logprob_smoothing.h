@@ -1,6 +1,6 @@
 // Adds label smoothing to a row whose logprob and lse, or statistics, are already written. CUDA and HIP share this
-// pass. The pass sums the row's z by rule 5's tree. HBM bandwidth bounds the kernel, because the kernel reads each
-// logit once more.
+// pass. The pass sums the row's z by the tree of rule 5 (docs/numerics.md). HBM bandwidth bounds the kernel, because
+// the kernel reads each logit once more.
 //
 // A Block has kSmoothingThreads threads, and 32 neighbouring threads are a team. lane() is the index in the team, and
 // number() is the index of the team. shuffle_xor(value, mask) works within the team, and barrier() for all threads.

@@ -1,5 +1,6 @@
-// Groups of rows for kernels that skip every group without a scored row. A group is one step of the contractions of
-// rules 1 and 9. A step without a scored row would add zeros to every accumulator, so skipping the step changes no bit.
+// Groups of rows, for kernels that skip groups. A scored row is a row whose target is not ignore_index. A group is as
+// many rows as the products of rules 1 and 9 (docs/numerics.md) add in one step. A step without a scored row would add
+// zeros to every accumulator, so skipping the step changes no bit.
 #pragma once
 
 #include <cstdint>

@@ -15,14 +15,16 @@ namespace rlk {
 
 struct ScoredRowsParams {
   const void* from = nullptr;  // rows of row_bytes, with any layout
-  // [num_rows, row_bytes], with a distance of to_stride between rows; may be `from`, if the layouts are equal.
+  // [num_rows, row_bytes], with a distance of to_stride between rows. `to` may be the array `from` if the layouts are
+  // equal.
   void* to = nullptr;
   const void* target = nullptr;  // [first_row + num_rows], at a stride of target_stride elements
   const std::int32_t* from_group =
-      nullptr;          // group of `from` for each group of `to`, or -1 (zeros); null: the same group
-  bool back = false;    // copies back: the rows of `to` correspond to targets; otherwise the rows of `from` do
+      nullptr;          // for each group of `to`: the group of `from` to copy, or -1 for zeros; null: the same group
+  bool back = false;    // false: row i of `from` has target i; true (a copy back): row i of `to` has target i
   RowLayout from_rows;  // in elements of element_bytes
-  std::int64_t first_row = 0, num_rows = 0;  // range of rows of the targets and, unless `back`, of `from`
+  // the first row's index in the targets and (unless `back`) in `from`, and the number of rows
+  std::int64_t first_row = 0, num_rows = 0;
   std::int64_t row_bytes = 0, to_stride = 0, target_stride = 1, ignore_index = -100;  // to_stride in elements
   int element_bytes = 2;
   DType target_dtype = DType::kInt64;
