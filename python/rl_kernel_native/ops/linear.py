@@ -47,7 +47,7 @@ _C = functions(
 )
 
 
-_MISSING = (None,) * 8  # parts of a tree
+_MISSING = (None,) * 8  # fills up the 8 arrays that the operator `tree_sum` declares
 
 
 def _allows_vendor(engine: str) -> bool:
@@ -68,7 +68,7 @@ def linear(
     main_grad: AnyArray | None = None,
     weight_grad_dtype: DType = None,
 ) -> ArrayT:
-    """``y = x @ weight.T + bias``, with bits that do not depend on batch size, tiles or splits.
+    """``y = x @ weight.T + bias``. Its bits do not depend on batch size, tile sizes or splits of the work.
 
     A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
     order of ``in_features``; on a CPU, ``rk.arithmetic`` selects the arithmetic. The bias is added to the sum, which is
@@ -168,7 +168,7 @@ def linear_weight_grad(
         main_grad: float32 ``[out_features, in_features]``, to which the blocks are added in place.
         out_dtype: the dtype of ``dy`` (default) or float32; the dtype of ``main_grad`` or ``out`` if one is given.
         engine: as for :func:`linear`.
-        out: array for the result; it cannot be given together with ``main_grad``.
+        out: array for the result, or None; not together with ``main_grad``.
     Returns: ``dweight``, ``[out_features, in_features]``; ``main_grad`` or ``out`` itself if given.
     Raises: as :func:`linear`; BufferError if the array to write is read-only.
     Source: docs/numerics.md, rules 1 and 9.
@@ -227,7 +227,8 @@ def linear_partial(
     main_grad: AnyArray | None = None,
     weight_grad_dtype: DType = None,
 ) -> ArrayT:
-    """A rank's share of :func:`linear` if ``in_features`` is split over ranks; :func:`tree_sum` adds all shares.
+    """A rank's share of the sums of :func:`linear` if ``in_features`` is split over ranks. :func:`tree_sum` adds all
+    shares.
 
     Args:
         x_shard: ``[..., shard]``, the columns of ``x`` in ``num_segments`` segments, from segment ``first_segment`` on.

@@ -175,7 +175,7 @@ def linear_cross_entropy(
         tensor(1.4076)
     """
     _check.one_of("reduction", reduction, ("mean", "sum", "none"))
-    ignore_index = _check.integer("ignore_index", ignore_index)  # the code below compares rows with it
+    ignore_index = _check.integer("ignore_index", ignore_index)  # checked here, because rows are compared with it below
     label_smoothing = _check.single("label_smoothing", label_smoothing, lambda x: 0 <= x < 1, "a number in [0, 1)")
     z_loss = _check.single("z_loss", z_loss, lambda x: 0 <= x < math.inf, "a finite number >= 0")
     if denominator is not None and reduction != "mean":
@@ -212,7 +212,7 @@ def linear_cross_entropy(
     hits: Any = None
     if wanted & LARGEST:
         found, largest = found
-        # A bad row has -1 as its largest id, and a bad target may be -1 too.
+        # In a bad row, `largest` is -1. A bad target may also be -1, so equality alone is no hit.
         is_hit = (largest == target) & (largest >= 0) & (target != ignore_index)
         hits = is_hit.to(found.lse.dtype) if _dispatch.is_tensor(is_hit) else is_hit.astype("float32")
     shape = tuple(found.logprob.shape)
@@ -224,7 +224,7 @@ def linear_cross_entropy(
     squares: Any = None
     if z_loss:
         lse = found.lse
-        # An operator computes the sum, so a compiler cannot fuse the sum with the product into one multiply-add.
+        # The operator `tree_sum` adds, because a compiler could fuse `+` with the product into one multiply-add.
         squares = (lse.square() if _dispatch.is_tensor(lse) else lse * lse) * z_loss
         losses = tree_sum([squares, losses])
     reduce = functools.partial(_reduced, reduction, shape, target != ignore_index, cu_seqlens)
@@ -236,7 +236,7 @@ def linear_cross_entropy(
     loss = reduce(divisor, losses)
     z: Any = None
     if return_z_loss:
-        assert squares is not None  # z_loss is not 0
+        assert squares is not None  # a nonzero z_loss was required above
         z = reduce(divisor, squares.detach() if _dispatch.is_tensor(squares) else squares)
     if hits is not None:
         return CrossEntropyAccuracy(loss, reduce(divisor, hits), z)
@@ -244,20 +244,21 @@ def linear_cross_entropy(
 
 
 def _reduced(reduction: str, shape: Any, scored: Any, cu_seqlens: Any, denominator: Any, rows: Any) -> Any:
-    """The sum of the rows over each sequence, then over sequences, divided by the divisor."""
+    """Sums the rows over each sequence, then over sequences. With "mean", divides the total by ``denominator``, or by
+    the number of scored rows. With "none", returns the rows themselves."""
     if reduction == "none":
         return rows
     sums, counts = sequence_logprob(rows.reshape(shape), scored.reshape(shape), cu_seqlens)
-    # len() would turn a symbolic size of a trace into a number.
+    # The code reads shape[0], because len() would turn the symbolic size of a trace into a number.
     total = _scalar(sums if sums.shape[0] == 1 else sequence_logprob(sums.reshape(1, -1)).sum)
     return total if reduction == "sum" else _mean(total, denominator, counts)
 
 
 def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
-    """Weights of rows, set to 0 where a row is not scored, because a masked slot may hold any value."""
+    """Returns the weights of rows, with 0 for a row that is not scored, because its weight may hold any value."""
     token_weight = checked(token_weight, target, "target")
     if not _dispatch.is_array(target):
-        return None  # an earlier check reports the error
+        return None  # `head_rows` raises the error about target
     if not _dispatch.is_tensor(target):
         xp = _dispatch.namespace(target, "target")
         return xp.where(target != ignore_index, token_weight, xp.zeros_like(token_weight))
@@ -266,9 +267,9 @@ def _scored(token_weight: Any, target: Any, ignore_index: int) -> Any:
 
 
 def _in_sequences(target: Any, cu_seqlens: Any, ignore_index: Any) -> Any:
-    """The target with ``ignore_index`` after the last sequence, where rows may hold any value. Otherwise zero times a
-    NaN of such a row would enter the gradient of the weight. Bad offsets pass: :func:`sequence_logprob` refuses them
-    later with an error that names them."""
+    """Returns the target with ``ignore_index`` after the last sequence, because rows there may hold any value. If such
+    a row were scored, zero times its NaN would enter the gradient of the weight. Bad offsets pass here: later
+    :func:`sequence_logprob` refuses them with an error that names them."""
     if type(cu_seqlens) is not type(target) or len(_check.shape_of(cu_seqlens)) != 1 or not cu_seqlens.shape[0]:
         return target
     if len(_check.shape_of(target)) != 1 or str(cu_seqlens.dtype).removeprefix("torch.") not in ("int32", "int64"):
@@ -281,8 +282,8 @@ def _in_sequences(target: Any, cu_seqlens: Any, ignore_index: Any) -> Any:
 
 
 def _weighted(rows: Any, weights: Any) -> Any:
-    """Rows times their weights. A weight of 0 removes an infinite row, as in the other losses, but not a row that is
-    NaN."""
+    """Multiplies rows by their weights. As in the other losses, a weight of 0 turns an infinite row into 0, but a NaN
+    stays NaN."""
     if rows is None:
         return None
     if _dispatch.is_tensor(rows):
@@ -292,20 +293,20 @@ def _weighted(rows: Any, weights: Any) -> Any:
 
 
 def _scalar(one: Any) -> Any:
-    """The element as an array of its own, not a view of an operator's output. An in-place change of a view would drop
-    the hooks that FSDP2 sets."""
+    """Returns the element as a new array instead of a view of an operator's output. An in-place change of a view would
+    drop the hooks that FSDP2 sets."""
     return one.sum() if _dispatch.is_tensor(one) else one.reshape(())
 
 
 def _mean(total: Any, denominator: Any, counts: Any) -> Any:
-    """The sum divided by its divisor. The result is 0 if the divisor is 0, and NaN if the divisor is negative,
+    """Divides the sum by its divisor. The result is 0 if the divisor is 0, and NaN if the divisor is negative,
     subnormal, infinite or NaN. Nothing waits for a device."""
     divisor = _divisor(denominator, total, counts)
     if denominator is None or _check.is_number(denominator):
         return total / divisor
     nothing, sound = divisor == 0, is_divisor(divisor)
-    # The operands are selected before the division, because the gradient also passes through the branch that is not
-    # chosen.
+    # 0 and NaN replace operands before the division. A selection afterwards would let the gradient pass through the
+    # quotient that is not chosen.
     if _dispatch.is_tensor(total):
         return total.masked_fill(nothing, 0.0) / divisor.masked_fill(~sound, math.nan).masked_fill(nothing, 1.0)
     xp = getattr(total, "__array_namespace__", lambda: np)()
@@ -314,8 +315,8 @@ def _mean(total: Any, denominator: Any, counts: Any) -> Any:
 
 
 def _divisor(denominator: Any, total: Any, counts: Any) -> Any:
-    """The divisor in float32 on the device. With a divisor on the host, torch on a GPU would multiply by its inverse,
-    which gives other bits."""
+    """Returns the divisor in float32 on the device. If the divisor were on the host, torch on a GPU would multiply by
+    its inverse, which gives other bits."""
     array, number = _check.denominator(denominator)
     if _dispatch.is_tensor(total):
         if denominator is None:
@@ -363,7 +364,7 @@ _OFF_CROSS_ENTROPY = Bound(
 
 def _contract_rows() -> Iterator[Row]:
     loss: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("layout", "shards", "runs")}
-    yield Row(  # over all rows
+    yield Row(  # one sum of all rows
         "linear_cross_entropy", "loss", "forward", backends=ONE_ARCHITECTURE, bound=_OFF_CROSS_ENTROPY,
         stem="linear_logprob", **loss,
     )  # fmt: skip

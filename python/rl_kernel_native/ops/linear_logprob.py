@@ -53,7 +53,7 @@ _torch_path: Any = None
 
 
 def _torch() -> Any:
-    """Imports ops/linear_logprob_torch.py at the first torch tensor."""
+    """Returns the module linear_logprob_torch. It is imported at the first call with a torch tensor."""
     global _torch_path
     if _torch_path is None:
         _dispatch.require_torch()
@@ -169,8 +169,9 @@ def linear_logprob(
             ``bias`` and ``lora_b``. Ranks exchange five numbers per row, and every rank gets the result, with the bits
             of one rank that has the whole vocabulary. For any ``dh_segments``, each rank gets only its share of
             ``lora_a``'s gradient: add the shares by an all-reduce. Not supported under torch.compile or torch.func.
-        vocab_start: global id of the weight's first row. The id must be one of the cuts that docs/numerics.md, rule 5,
-            allows (equal shards if the vocabulary is a multiple of 64).
+        vocab_start: global id of the weight's first row. The vocabulary has eight parts (docs/numerics.md, rule 5), and
+            a shard consists of whole parts, so the id must be the beginning of a part. Equal shards are valid if the
+            vocabulary is a multiple of 64.
         vocab_size: number of columns on all ranks together. Default, without a group: the rows of ``weight``.
         dh_segments: with 1, the gradient of ``hidden`` is one sum over the vocabulary. With a group, each rank then
             gets its own share, as in a column-parallel layer: add the shares by an all-reduce. The bits of the total
@@ -206,8 +207,8 @@ def head_rows(
     workspace_bytes: Any, process_group: Any, vocab_start: Any, vocab_size: Any, dh_segments: Any,
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
-    """The outputs of :func:`linear_logprob` whose bits are set in ``wanted``. The bit ``LARGEST``, beside bits of other
-    outputs, adds one more output at the end: the lowest id of each row's largest logits, int64. With
+    """Returns the outputs of :func:`linear_logprob` that the bits of ``wanted`` select. The bit ``LARGEST`` is valid
+    only together with others. It adds an int64 output at the end: the lowest id among each row's largest logits. With
     ``label_smoothing``, log-probabilities are smoothed; ``wanted`` must then be ``LOGPROB`` and ``LSE``."""
     if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
@@ -253,8 +254,8 @@ def head_rows(
 
 
 class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
-    """The result of :func:`linear_logprob_pair`: for each head, the outputs that the caller asked for, and None for the
-    other outputs."""
+    """The result of :func:`linear_logprob_pair`: the outputs of the policy, and with the prefix ``ref_`` those of the
+    reference. Outputs that the caller did not ask for are None."""
 
     logprob: ArrayT
     ref_logprob: ArrayT
@@ -268,7 +269,7 @@ class LinearLogprobPair(NamedTuple, Generic[ArrayT]):
     ref_status: ArrayT | Any = None
 
 
-# The names are read here, not in a trace: a trace that reads __kwdefaults__ takes its numbers for arrays.
+# The option names are read at import, because a trace that reads __kwdefaults__ takes the default numbers for arrays.
 _OPTIONS = frozenset(linear_logprob.__kwdefaults__ or {})
 
 
@@ -339,7 +340,7 @@ def linear_logprob_pair(
     except (TypeError, ValueError, BufferError) as error:
         names = r"(?<!\.)\b(hidden|weight|bias|lora_a|lora_b|lora_scale)\b"
         of_reference = re.sub(names, r"ref_\1", str(error))
-        if of_reference == str(error):  # an error about values, which names no argument
+        if of_reference == str(error):  # the error is about values and names no argument
             of_reference = f"ref_hidden, ref_weight: {error}"
         raise type(error)(of_reference) from None
     policy, reference = (r if isinstance(r, LogprobResult) else LogprobResult(r) for r in (found, ref_found))
@@ -416,7 +417,7 @@ def linear_logprob_partial(
 
 
 def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
-    """The target with ``ignore_index`` where ``loss_mask`` is zero, in its own framework and dtype."""
+    """Returns the target, in its own framework and dtype, with ``ignore_index`` where ``loss_mask`` is zero."""
     ignored = _check.integer("ignore_index", ignore_index)
     is_torch = _dispatch.is_tensor(target)
     if is_torch:
@@ -485,8 +486,8 @@ _OFF_HEAD_DLOGITS = Bound(
 
 
 def _carried(of: Bound) -> Bound:
-    """The bound for sums of products whose factors are logit gradients, which have errors of their own. ``of`` is the
-    bound of the sum alone."""
+    """Returns the error bound of a sum of products that have a logit gradient as a factor. ``of`` bounds the error of
+    the sum alone; ``carried`` is the part that comes from errors of the logit gradients."""
     first, *_ = of.facts
     if first == "rows":
         return Bound(

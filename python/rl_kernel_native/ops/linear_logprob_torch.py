@@ -1,5 +1,5 @@
-"""Parts of linear_logprob that the engine's description does not cover: a vocabulary split over ranks, and masks of
-targets."""
+"""Parts of ``linear_logprob`` for torch that its description (linear_logprob_traced.py) does not cover: a vocabulary
+that is split over ranks, and masks of targets."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["before", "contiguous", "require_tensors", "shard_of"]
 
 
 class Shard(NamedTuple):
-    """The vocabulary columns of a rank's weight."""
+    """The columns of the vocabulary that a rank's weight holds."""
 
-    group: Any  # torch.distributed's
+    group: Any  # a torch.distributed group
     vocab_start: int
     vocab_size: int  # number of columns on all ranks
 
@@ -33,15 +33,15 @@ class Shard(NamedTuple):
         )
 
     def gradients(self, call: Any, main_grad: Any, arrays: Any, how: Any, needs: Any) -> Any:
-        """Gradients of the operands. The gradient of hidden is this rank's share; if dh_segments is above 1, it is the
-        tree sum over all ranks."""
+        """Returns the gradients of the operands. If dh_segments is 1, the gradient of hidden is this rank's share. If
+        dh_segments is 8, it is the tree sum over all ranks."""
         if call is not straight:
             raise TypeError("process_group: its backward takes plain gradients, outside of torch.func and of modes")
         prepare(arrays[0])
         dhidden, dweight, *others = native_backward(
             arrays, (*how, bits(needs)), None, 0, main_grad=main_grad, place=self[1:]
         )
-        if needs[0] and how[10] > 1:  # dhidden is only this rank's part of the tree sum
+        if needs[0] and how[10] > 1:  # so far, dhidden holds only this rank's part of the sum
             shares = _gathered(dhidden, self.group).unbind(0)
             dhidden = _C.tree_sum(list(shares), None, CODES[arrays[0].dtype], None, 0)
         if needs[1] and main_grad is not None:
@@ -53,13 +53,13 @@ class Shard(NamedTuple):
 def shard_of(
     head: tuple[Any, ...], arguments: tuple[Any, ...], group: Any, vocab_start: Any, vocab_size: Any
 ) -> Shard | None:
-    """This rank's shard, or None if the weight has every column. Every rank checks that its columns are the parts that
-    belong to its rank in the group. No part is then missing or repeated."""
+    """Returns this rank's shard, or None if the weight has every column. Every rank checks that it has the parts of the
+    vocabulary that belong to its rank in the group, so that no part is missing or repeated."""
     if group is not None and not is_direct(*head, *arguments):
         raise ValueError("process_group: not under torch.compile, torch.func or a dispatch mode")
     weight = head[1]
     if not isinstance(weight, Tensor) or weight.dim() != 2:
-        return None  # the extension refuses such a weight
+        return None  # no matrix: the extension raises the error
     columns = weight.shape[0]
     start = _check.integer("vocab_start", vocab_start)
     size = columns if vocab_size is None else _check.integer("vocab_size", vocab_size)
@@ -86,7 +86,7 @@ def shard_of(
     cuts = [_part_cut(canonical, 8 // ranks * i) for i in range(ranks + 1)]
     if (
         len({*cuts}) <= ranks
-    ):  # every rank raises the error; otherwise ranks with columns would wait for the rank without columns
+    ):  # every rank raises this error, because ranks with columns would wait for a rank without columns
         raise ValueError(
             f"process_group: expected columns for each of {ranks} ranks, got a vocabulary of {canonical}, whose cuts "
             f"are {cuts}"
@@ -102,7 +102,7 @@ def shard_of(
 
 
 def _valid_vocab(size: int, arguments: tuple[Any, ...]) -> int:
-    """The number of real tokens in a vocabulary of ``size`` columns."""
+    """Returns the number of real tokens in a vocabulary of ``size`` columns."""
     valid, canonical = arguments[4:6]
     if valid is not None:
         return _check.integer("valid_vocab", valid)
@@ -110,12 +110,13 @@ def _valid_vocab(size: int, arguments: tuple[Any, ...]) -> int:
 
 
 def _part_cut(vocab: int, i: int) -> int:
-    """The first column of part ``i`` by rule 5 of docs/numerics.md, or the vocabulary's end for part 8."""
+    """Returns the first column of part ``i`` (0 to 7) of the vocabulary by rule 5 of docs/numerics.md. For 8, returns
+    the vocabulary's end."""
     return vocab if i == 8 else min(8 * (i * -(-vocab // 8) // 8), vocab)
 
 
 def _gathered(share: Tensor, group: Any) -> Tensor:
-    """The shares of all ranks, ``[ranks, ...]`` in rank order."""
+    """Returns the shares of all ranks, ``[ranks, ...]`` in rank order."""
     found = share.new_empty((distributed.get_world_size(group), *share.shape))
     distributed.all_gather(list(found.unbind(0)), share, group=group)
     return found
@@ -127,7 +128,8 @@ def contiguous(target: Tensor) -> Tensor:
 
 
 def before(target: Tensor, cu_seqlens: Tensor) -> Tensor | None:
-    """Which rows of the target are before the last offset; None for offsets that a later check refuses."""
+    """Tells which rows of the target come before the last offset. Returns None for offsets that a later check
+    refuses."""
     if cu_seqlens.layout != torch.strided or cu_seqlens.device != target.device:
         return None
     return torch.arange(target.shape[0], device=target.device) < cu_seqlens[-1]

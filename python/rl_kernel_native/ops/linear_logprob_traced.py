@@ -1,6 +1,6 @@
-"""linear_logprob as descriptions of its forward and its backward.
+"""Describes the forward and the backward of ``linear_logprob`` to the engine that registers operators with torch.
 
-linear_logprob has no second derivative and no tangent: asking for either is an error.
+The operator has no second derivative and no tangent. A call that asks for one of them raises an error.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ _OPTIONS = (
     f"{NUMBERS}, int logits_dtype, int? workspace_bytes, int unit, int dh_segments, float lora_scale, "
     "float label_smoothing"
 )
-_OPERANDS = 5  # hidden, weight, bias, lora_a and lora_b, which have gradients
+_OPERANDS = 5  # arrays with gradients: hidden, weight, bias, lora_a and lora_b
 _ONCE = "linear_logprob: its backward has no backward; call logprob of linear for create_graph"
-LARGEST = 32  # a bit of `returns`, after the bits of logprob's outputs: the largest logit's id
+LARGEST = 32  # bit of `returns` for the id of the largest logit; logprob's outputs have the lower bits
 
 
 # ---- calls of the extension -----------------------------------------------------------------------------------------
 
 
 def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
-    """The arguments of a call: the operands of the LM head, the options of logprob, and the options of the head."""
+    """Returns three arguments for the extension: the arrays of the LM head, the options of logprob, and the options of
+    the head."""
     return head, joined(rows, how), how[6:13]
 
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, an eager call has a shard of the vocabulary or None. An eager call returns
-    lse only if asked; other calls always return lse."""
+    """Calls the extension's forward. An eager call has a further option, which the schema lacks: a shard of the
+    vocabulary or None. It returns lse only if the caller asks for lse. All other calls return lse."""
     returns, shard, *_ = (how[13] | 2, None) if len(how) == 14 else how[13:]
     called = _called(arrays[:6], arrays[6:], how)
     found = _C.linear_logprob(*called, returns, *tail) if shard is None else shard.forward(*called, returns)
@@ -41,8 +42,8 @@ def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
 
 
 def _prepared(arrays: Any, how: Any, needs: Any) -> tuple[Any, ...]:
-    """The options of a forward with a backward. The check raises before forward if the workspace is too small for
-    backward."""
+    """Returns the options of a forward that has a backward. If the workspace is too small for the backward, this
+    function raises the error before the forward runs."""
     shard, _, main_grad = how[14:]
     if how[8] is not None:
         called, place = _called(arrays[:6], arrays[6:], how), None if shard is None else shard[1:]
@@ -51,7 +52,7 @@ def _prepared(arrays: Any, how: Any, needs: Any) -> tuple[Any, ...]:
 
 
 def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, place: Any = None) -> Any:
-    """``place``: vocab_start and vocab_size of a shard."""
+    """Calls the extension's backward. ``place`` holds vocab_start and vocab_size of a shard, or is None."""
     given = tuple(None if x is None else x.contiguous() for x in arrays[6:11])
     called = _called(arrays[:6], arrays[11:], how)
     return _C.linear_logprob_backward(*called, place, given, how[-1], main_grad, *tail)
@@ -61,8 +62,8 @@ def native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None, pl
 
 
 def bits(needs: Any) -> int:
-    """One number whose bits say which operands get a gradient. The bits are not a list, because vmap would look for
-    batches in a list."""
+    """Returns a number; its bit i tells whether operand i gets a gradient. A list would not do, because vmap would look
+    for batches in it."""
     return sum(bool(need) << i for i, need in enumerate(needs))
 
 
@@ -71,7 +72,8 @@ def bools(needs: int) -> list[bool]:
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of the operands. If main_grad is given, the weight's gradient is added to it."""
+    """Returns the gradients of the operands. If main_grad is given, the weight's gradient is added to main_grad
+    instead."""
     (lse, *head, entropy), (shard, _, main_grad) = kept[:8], how[14:] or (None,) * 3
     arrays, how = (*head, lse, entropy, *given, *kept[8:]), how[:13]
     if shard is not None:
@@ -94,8 +96,8 @@ def _no_second(*_: Any) -> Any:
 
 
 def _flops(hidden: Any, weight: Any, lora_a: Any, needs: Any) -> int:
-    """Two operations per multiplication, in the products of the logits, which a backward computes again, and in the
-    products of the wanted gradients."""
+    """Returns the number of operations, two per multiplication. It counts the products of the logits, which a backward
+    computes again, and the products of the wanted gradients."""
     columns, features = weight
     rank = 0 if lora_a is None else lora_a[0]
     of_hidden, of_weight, _, of_a, of_b = needs
@@ -108,7 +110,7 @@ def _shapes_of_gradients(operands: Any, needs: int) -> list[Any]:
     return [x.shape if need else None for x, need in zip(operands, bools(needs), strict=True)]
 
 
-# In addition to the schema's options: a shard of the vocabulary, the dtype of the weight's gradient, and main_grad.
+# An eager call has more options than the schema: a shard of the vocabulary, the weight gradient's dtype, and main_grad.
 FORWARD = Operator(
     "linear_logprob",
     (_HEAD, *ROWS),

@@ -30,7 +30,7 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    rows = (*arrays[3:8], None, *arrays[8:], None)  # without top_p and allowed
+    rows = (*arrays[3:8], None, *arrays[8:], None)  # None for top_p and for allowed
     return _C.linear_sample(*arrays[:3], rows, *how, *tail)
 
 
@@ -65,7 +65,7 @@ def linear_sample(
     exp: Exp = None,
     workspace_bytes: int = 512 << 20,
 ) -> SampleResult[ArrayT]:
-    """:func:`sample` of a head's logits, with only some rows of the logits in memory at a time.
+    """:func:`sample` of an LM head's logits, with only some rows of the logits in memory at a time.
 
     Every result has the bytes of ``sample(linear(hidden, weight, bias, out_dtype=logits_dtype), ...)``, in any batch
     and any workspace. Without ``top_k`` and ``min_p``, the log-probability equals ``linear_logprob(hidden, weight, ids,

@@ -1,5 +1,5 @@
-"""linear's functions as descriptions. Each product is linear in each of its operands, so the derivatives of a product
-are other products of this module."""
+"""Describes the functions of linear.py to the engine that registers operators with torch. Each product is linear in
+each of its operands, so the derivatives of a product are other products of this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .._native import module as _C
 from .._operator import Array, Composed, Operator, declared, linear
 from .._transforms import rows
 
-_FLOAT32 = 0  # the extension's number
+_FLOAT32 = 0  # the dtype's number in the extension
 SHARDED = {"DTensor": ", or for a sharded in_features linear_partial and tree_sum"}
 
 
@@ -22,20 +22,21 @@ SHARDED = {"DTensor": ", or for a sharded in_features linear_partial and tree_su
 
 
 def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
-    """The engine and the unit of a backward. A backward always uses the unit of its forward, whatever ``rk.arithmetic``
-    selects by then; a compiled forward used ieee."""
+    """Returns the engine and the unit of a backward. A backward uses the unit of its forward, even if ``rk.arithmetic``
+    selects another unit by then. A compiled forward used ieee arithmetic."""
     allow_vendor, unit = engine
     return allow_vendor, IEEE if unit == AS_CALLED else unit
 
 
 def sum_of(terms: Any) -> Any:
-    """The sum of the given tangents; None if there is none."""
+    """Returns the sum of the terms that are not None, or None if all are."""
     present = [t for t in terms if t is not None]
     return sum(present[1:], present[0]) if present else None
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and bias. If main_grad is given, the weight's gradient is added to it."""
+    """Returns the gradients of x, weight and bias. If main_grad is given, the weight's gradient is added to main_grad
+    instead."""
     (dy,), (bias, x, weight), engine = given, kept, _backwards(how[2:4])
     weight_dtype, main_grad = how[4:] or (None, None)
     dx = call(INPUT_GRAD, (dy, weight), engine)[0] if wanted[0] else None
@@ -48,12 +49,12 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
-    """dbias, by default in float32; autograd then rounds it to the dtype of the bias."""
+    """Returns dbias, by default in float32. In that case autograd rounds it to the dtype of the bias."""
     return call(BIAS_GRAD, (dy,), (dtype or _FLOAT32,))[0]
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
-    """The output's tangent. The function sums the tangents of the products in float32 and rounds once."""
+    """Returns the output's tangent. It is summed over the operands' tangents in float32 and rounded once."""
     (dx, dweight, dbias), (x, weight, _) = along, operands
     rows = (how[0], _FLOAT32, *_backwards(how[2:4]))
     total = sum_of(
@@ -77,7 +78,7 @@ def _weight_grad_gradients(call: Any, given: Any, kept: Any, how: Any, wanted: A
 
 
 def _of_product(op: Callable[[], Operator]) -> Any:
-    """The tangents of a function that is linear in each of its two arrays."""
+    """Returns the tangent rule of an operator that is linear in each of its two arrays."""
 
     def tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
         (da, db), (a, b), how = along, operands, (*how[:-2], *_backwards(how[-2:]))
@@ -93,8 +94,8 @@ def _bias_grad_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) 
 
 
 def _tree_along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sum of tangents if ``wanted`` is None. Otherwise the gradients: every part gets the gradient of the sum, and
-    the bias gets that gradient summed over rows."""
+    """The derivative rule of ``tree_sum``. If ``wanted`` is None, returns the sum of the tangents. Otherwise every part
+    gets the gradient of the sum, and the bias gets that gradient summed over rows."""
     if wanted is not None:
         of_bias = bias_gradient(call, given[0]) if wanted[-1] else None
         return *(given[0].float() if w else None for w in wanted[:-1]), of_bias
@@ -117,7 +118,8 @@ _declared = declared(_OPTIONS)
 
 
 def _native(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, ``how`` may have the dtype of the weight's gradient, and main_grad."""
+    """Calls the extension. ``how`` may hold two more options than the schema, which only a backward reads: the dtype of
+    the weight's gradient, and main_grad."""
     k_segments, dtype, allow_vendor, unit = how[:4]
     code = dtype if type(dtype) is int else option_code(dtype, "out_dtype")
     return (_C.linear(*arrays, k_segments, code, allow_vendor, unit, *tail),)
@@ -195,7 +197,7 @@ BIAS_GRAD = Operator(
 
 
 def _native_tree_sum(arrays: Any, how: Any, *tail: Any) -> Any:
-    """In addition to the schema's options, an eager call has the number of parts."""
+    """Calls the extension. An eager call has one more option than the schema: the number of parts."""
     if len(how) > 1:
         return (_C.tree_sum(list(arrays[: how[1]]), arrays[8], how[0], *tail),)
     parts = [x for x in arrays[:8] if x is not None]

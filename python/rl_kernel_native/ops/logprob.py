@@ -75,7 +75,7 @@ LOGPROB, LSE, ENTROPY, SUM_P_SQ, STATUS = (1 << i for i in range(5))
 
 
 def wanted_bits(return_lse: Any, return_entropy: Any, return_sum_p_sq: Any, return_status: Any) -> int:
-    """Bits of the log-probability and of the other outputs that the caller asks for."""
+    """Returns the bit of the log-probability together with the bits of the other outputs that the caller asks for."""
     wanted = LOGPROB
     if return_lse is not False and _check.flag("return_lse", return_lse):
         wanted |= LSE
@@ -223,9 +223,9 @@ def logprob_partial(
     Args:
         logits_shard: ``[..., shard]``: columns ``vocab_start`` to ``vocab_start + shard`` of the row.
         target: ``[...]``, global token ids, the same on every rank.
-        vocab_start: global id of the first column. The id must be one of the cuts that docs/numerics.md, rule 5,
-            allows. The vocabulary has eight parts, and a shard consists of whole parts. If the vocabulary is a multiple
-            of 64 columns, this allows 1, 2, 4 or 8 equal shards.
+        vocab_start: global id of the first column. The vocabulary has eight parts (docs/numerics.md, rule 5), and a
+            shard consists of whole parts, so the id must be the beginning of a part. If the vocabulary is a multiple of
+            64 columns, 1, 2, 4 or 8 equal shards are valid.
         vocab_size: columns of the whole row.
     The other arguments are as for :func:`logprob`, the same on every rank.
     Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
@@ -372,8 +372,9 @@ def logprob_backward(
 
 
 def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with arrays (temperature, kept ids, kept offsets) as capsules."""
-    if frame.allocate is None:  # torch's arrays stay as they are
+    """Returns the arguments, with the arrays among them (temperature, kept ids, kept offsets) exported as DLPack
+    capsules."""
+    if frame.allocate is None:  # torch tensors need no export
         return arguments
     rows = (arguments[0], *arguments[6:])
     temperature, *kept = frame.exports(rows, ("temperature", "kept ids", "kept offsets"))
@@ -381,7 +382,7 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
-    """The extension's outputs. For an output that the caller gave in ``out``, the result holds the caller's own
+    """Returns the outputs as the caller's framework has them. An output for which ``out`` has an array is that
     array."""
     for array in out or ():
         _dispatch.count_write(array)

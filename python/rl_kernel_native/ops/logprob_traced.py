@@ -1,7 +1,7 @@
-"""logprob as descriptions of its forward and its backward.
+"""Describes the forward and the backward of ``logprob`` to the engine that registers operators with torch.
 
 Forward-mode and second derivatives are composed from torch's own operators in float64. They are built for correctness,
-not for speed, and need memory for [rows, vocab_size].
+not for speed, and need memory for arrays of shape [rows, vocab_size].
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .._native import module as _C
 from .._operator import Array, Composed, Operator
 from .._transforms import pulled, rows
 
-# The arrays of logprob and linear_logprob that are options of a row's logits.
+# Arrays that `logprob` and `linear_logprob` take as options of each row: temperature and kept sets.
 ROWS = (
     "temperature?",
     Array("kept_ids", optional=True, called=lambda *_: "kept ids"),
@@ -30,23 +30,24 @@ GRADIENTS = "dlogprob?, dlse?, dentropy?"
 
 
 def array_or_number(temperature: Any) -> tuple[Any, Any]:
-    """The temperature as the array in :data:`ROWS`, or None, and as the number in :data:`NUMBERS`."""
+    """Returns the temperature as an array or None (for :data:`ROWS`), and as a number (for :data:`NUMBERS`)."""
     if type(temperature) is float or not _dispatch.is_array(temperature):
         return None, temperature
     return temperature, 1.0
 
 
 def joined(rows: Any, how: Any) -> tuple[Any, ...]:
-    """The options of a row's logits as one tuple for the extension, without exp."""
+    """Joins the options of the logits, except exp, into one tuple for the extension."""
     temperature, kept_ids, kept_offsets = rows
     return (how[0] if temperature is None else temperature, *how[1:6], kept_ids, kept_offsets)
 
 
 def _native_forward(arrays: Any, how: Any, allocate: Any, stream: int) -> Any:
-    """In addition to the schema's options, a call without a backward has the options of :func:`joined`."""
+    """Calls the extension's forward. A call without a backward has one more option than the schema: the tuple that
+    :func:`joined` would return."""
     if len(how) == 8:
         return _C.logprob(*arrays[:2], joined(arrays[2:], how), how[6], how[7] | 2, None, allocate, stream)
-    numbers = how[8] if allocate is None else joined(arrays[2:], how)  # with the arrays of a frame
+    numbers = how[8] if allocate is None else joined(arrays[2:], how)  # with exported arrays
     found = _C.logprob(arrays[0], arrays[1], numbers, how[6], how[7], None, allocate, stream)
     return found if type(found) is tuple else (found,)
 
@@ -62,8 +63,8 @@ def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
 
 
 def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
-    """Shapes of the outputs. Bit i of ``returns`` asks for output i. lse is always an output, because a backward needs
-    it."""
+    """Returns the shapes of the outputs, and None for an output that is not asked for. Bit i of ``returns`` asks for
+    output i. lse is always an output, because a backward needs it."""
     return [rows if (returns | 2) >> i & 1 else None for i in range(count)]
 
 
@@ -71,17 +72,17 @@ def outputs_of(returns: int, rows: Any, count: int) -> list[Any]:
 
 
 def _composed(logits: Any, constants: Any, how: Any, of: str) -> tuple[Any, ...]:
-    """logprob, lse and entropy in float64, and whether the target is a valid id. The function does not gather by id, so
-    a bad id cannot read a bad address."""
+    """Returns logprob, lse and entropy in float64, and flags that tell whether the target is a valid id. The target's
+    column is found by comparison instead of an index, so a bad id cannot read a bad address."""
     import torch
 
     (target, temperature, kept_ids), (value, scale, softcap, ignore_index, valid_vocab) = constants, how[:5]
     if kept_ids is not None:
         raise NotImplementedError(f"logprob: {of} with kept sets")
     counts = target != ignore_index
-    z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # ignored rows may hold any value
+    z = logits.double().where(counts.unsqueeze(-1), 0.0) * scale  # an ignored row may hold any value
     if softcap is not None:
-        capped = z.isfinite()  # an infinity marks a column, so the softcap leaves it unchanged
+        capped = z.isfinite()  # -Inf marks a masked column, so infinities stay
         z = (softcap * (z.where(capped, 0.0) / softcap).tanh()).where(capped, z)
     z = z / (value if temperature is None else temperature.double().unsqueeze(-1))
     columns = torch.arange(z.shape[-1], device=z.device)
