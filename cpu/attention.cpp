@@ -1,5 +1,5 @@
-// CPU backend of attention. A task computes some queries of a sequence, in every query head that reads one key head.
-// Each block of keys is widened and transposed once for all queries of the task.
+// CPU backend of the operator `attention`. A task computes some queries of a sequence, in every query head that reads
+// one key head. Each block of keys is widened and transposed once for all queries of the task.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTileRows = 64;  // queries times heads: sums of 64 KiB at a head_dim of 256
+constexpr std::int64_t kTileRows = 64;  // queries times heads; at head_dim 256 their sums take 64 KiB
 
 class Forward {
  public:
@@ -215,10 +215,10 @@ class Forward {
   const AttentionPartialsParams* partials_;
   AttentionReader read_;
   std::int64_t group_;
-  int block_;  // in keys
+  int block_;  // keys per block
   AttentionScores how_;
   std::vector<float> q_, k_, v_, transposed_, scores_;
-  std::vector<float> sums_, total_;  // sums_: O of the split; total_: O of all earlier splits
+  std::vector<float> sums_, total_;  // sums_ is O of this split, total_ is O of all earlier splits
   std::vector<AttentionColumns> sees_;
   std::vector<Row> rows_;
   std::optional<AttentionMma> mma_;

@@ -1,6 +1,6 @@
-// CPU backend of attention's backward: delta, then dq by tasks of queries, then dk and dv by tasks of keys. Each chain
-// belongs to one task, so no sum needs several threads, but scores are computed twice. With trees, a task of keys goes
-// through the segments whose queries see these keys.
+// CPU backend of the backward of the operator `attention`: delta, then dq by tasks of queries, then dk and dv by tasks
+// of keys. Each chain belongs to one task, so no sum needs several threads, but scores are computed twice. With trees,
+// a task of keys goes through the segments whose queries see these keys.
 #include <algorithm>
 #include <cstring>
 #include <optional>
@@ -49,7 +49,7 @@ class Tiles {
     const LinearUnit unit = {attention_products(p), p.dtype};
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);
   }
-  // to[r][j] = a[r] . b[j] for the `count` rows b of the tile, +0 up to `width`.
+  // to[r][j] = a[r] . b[j] for the `count` rows of the tile b; columns from `count` to `width` are +0.
   void multiply(const Tile& a, int rows, const Tile& b, int count, int width, float* to) {
     const AttentionLanes& lanes = attention_simd();
     transposed_.resize(static_cast<std::size_t>(kTileKeys * b.columns));
@@ -60,8 +60,8 @@ class Tiles {
       lanes.multiply(a.data(), rows, a.columns, transposed_.data(), b.dim, width, to);
     }
   }
-  // Adds weights times the `width` rows of x to sums[r]. The chain skips rows of x that row r does not see, or whose
-  // weight is kNothing.
+  // Adds weights times the `width` rows of x to sums[r]. The chain skips a row of x if row r does not see it, or if its
+  // weight is kNothing, the mark of an addend to leave out.
   void accumulate(const std::vector<float>& weights, const AttentionColumns* sees, int rows, int width, bool holes,
                   const Tile& x, Tile* sums) {
     if (mma_) {
@@ -227,7 +227,7 @@ class KeyGradients : Tiles {
     begin_products(kTileKeys);
   }
 
-  // Number of inherited keys of a segment, which belong to its ancestors.
+  // Number of keys that a segment of a tree inherits from its ancestors; 0 without trees.
   static std::int64_t inherited(const AttentionInput& p, const AttentionSpan& span) {
     return p.parents != nullptr ? span.position(0) : 0;
   }

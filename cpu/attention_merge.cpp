@@ -1,4 +1,4 @@
-// CPU backend of attention_merge. It merges one row of one head at a time, with columns in lanes.
+// CPU backend of the operator `attention_merge`. It merges one row of one head at a time, with columns in lanes.
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -9,8 +9,8 @@
 
 namespace rlk::cpu {
 
-// The columns of a head fit one A panel and are whole steps. The same holds for the keys of a block, for both block
-// sizes.
+// The number of columns of a head fits one A panel (linear_simd.h) and is a multiple of the 16 indices of a step. The
+// same is true of the number of keys of a block, for both block sizes.
 static_assert(kColumns % kMmaStepK == 0 && kMaxColumns <= kPanelK);
 static_assert(kTileKeys / 2 % kMmaStepK == 0 && kTileKeys <= kPanelK);
 

@@ -1,5 +1,5 @@
-// Products of attention in the arithmetic of sm_90's matrix unit. Linear's inner loops compute them on attention's
-// tiles.
+// Products of attention in the arithmetic of sm_90's matrix unit. The inner loops of the operator `linear` compute them
+// on attention's tiles.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ namespace rlk::cpu {
 // plain chains of fma.
 Arithmetic attention_products(const AttentionInput& p);
 
-// Has multiply and accumulate of AttentionLanes, on the same tiles, but in rule 1's steps of 16.
+// Has the functions multiply() and accumulate() of AttentionLanes. They take the same tiles, but compute in steps of 16
+// (docs/numerics.md, rule 1).
 class AttentionMma {
  public:
   // The tiles have at most `rows` rows.

@@ -1,5 +1,6 @@
-// Inner loops of attention, compiled once per instruction set. Loops over scores have one key per lane, and loops over
-// sums one column per lane. Both keep a tile of several rows and vectors in registers while their chains ascend.
+// The inner loops of the operator `attention`. CMake compiles this file once per instruction set. Loops over scores
+// have one key per lane; loops over sums have one column per lane. Each loop keeps a tile of several rows and vectors
+// in registers while it computes their chains of fma.
 #include "attention_simd.h"
 
 #include <type_traits>
@@ -206,7 +207,8 @@ RLK_HD bool gradients_of(float* products, float* dp, AttentionColumns sees, Atte
     const Floats p = select(is_nan(t), broadcast<Floats>(canonical_nan()), backward_probability<kExp>(t));
     Floats ds = mul_rn(p, sub_rn(load_floats(dp + j), delta_of));
     if (kCaps) ds = mul_rn(ds, slope);
-    // The + 0 turns a product of -0 into +0, which is not kNothing. This addition changes only the sign of a zero sum.
+    // Adding 0 turns a ds of -0 into +0, because the bits of -0 are kNothing. This addition changes only the sign of a
+    // zero sum.
     holes |= store_weights<T>(dp + j, contributes, in, add_rn(rounded<T>(ds), broadcast<Floats>(0.0f)));
     store_weights<T>(products + j, contributes, in, p);
   }

@@ -1,6 +1,6 @@
-// The inner loops of attention, one copy per instruction set (attention_simd.cpp). Tiles are fp32 in the caller's
-// memory. A row has kTileKeys floats, one per key, or `columns` floats, one per column of a head. Heads are padded with
-// +0 to a multiple of kColumns.
+// The inner loops of the operator `attention`. CMake compiles attention_simd.cpp once per instruction set. Tiles are
+// fp32 in the caller's memory. A row has kTileKeys floats, one per key, or `columns` floats, one per column of a head.
+// Heads are padded with +0 to a multiple of kColumns.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,9 @@ struct AttentionLanes {
   // contributes nothing becomes kNothing. Returns whether the row sees a score that became kNothing.
   bool (*probabilities)(float* scores, AttentionColumns sees, float c, float m, float q, Exp exp, DType dtype,
                         float* chains);
-  // Backward: turns products of q and k, and dp, into p and ds rounded to dtype, with kNothing and the return value of
-  // probabilities(). Column j uses u and delta at j * step.
+  // Backward: replaces products of q and k by p, and dp by ds, both rounded to dtype. A score that contributes nothing
+  // becomes kNothing, and the function returns what probabilities() returns. Column j uses u[j * step] and delta[j *
+  // step].
   bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                     const float* delta, int step, Exp exp, DType dtype);
   // sums[i] = a chain over j ascending of weights[i][j] * x[j], continued from sums[i]. `holes`: some weight may be

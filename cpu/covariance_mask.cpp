@@ -1,5 +1,6 @@
-// CPU backend of covariance_mask. Tiles of sequences are spread over threads. One thread then finds the last chosen
-// token: it counts priorities by their upper half, then orders those with the same upper half as the last chosen token.
+// CPU backend of the operator `covariance_mask`. Tiles of sequences are spread over threads. One thread then finds the
+// chosen token that comes last in the order of priorities. It counts priorities by their upper half, then orders the
+// priorities with the same upper half as that of the last chosen token.
 #include "rlk/ops/covariance_mask.h"
 
 #include <algorithm>
@@ -30,12 +31,13 @@ void to_priorities(const CovarianceMaskParams& p, const TokenTile& tile, float* 
   }
 }
 
-using Key = std::uint64_t;  // a priority, then a slot
+using Key = std::uint64_t;  // upper half: a token's priority; lower half: its index
 Key key_of(const float* values, std::int64_t i) {
   return Key{static_cast<std::uint32_t>(bits_of(values[i]))} << 32 | static_cast<Key>(i);
 }
 
-// Key of the last of `most` chosen tokens; if there are no more candidates, a key above all others.
+// The largest key of the chosen tokens: the `most` candidates with the least keys. If there are fewer candidates, the
+// result is a key above all others.
 Key last_chosen(const float* values, std::int64_t count, std::uint32_t most) {
   constexpr int kShift = 48;
   std::vector<std::uint32_t> counts(std::size_t{1} << (64 - kShift));

@@ -1,4 +1,4 @@
-// Inner loops of covariance_mask, compiled once per instruction set.
+// The inner loops of the operator `covariance_mask`. CMake compiles this file once per instruction set.
 #include "covariance_mask_simd.h"
 
 #include "kernels/losses/covariance_terms.h"

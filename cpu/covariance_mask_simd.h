@@ -1,5 +1,5 @@
-// The inner loops of covariance_mask, one copy per instruction set (covariance_mask_simd.cpp). The arrays may have any
-// alignment.
+// The inner loops of the operator `covariance_mask`. CMake compiles covariance_mask_simd.cpp once per instruction set.
+// The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Inner loops of elementwise operators, one vector of lanes at a time. Compiled once per instruction set.
+// The inner loops of elementwise operators, which compute one vector of columns at a time. CMake compiles this file
+// once per instruction set.
 #include "elementwise_simd.h"
 
 #include "kernels/rows/elementwise_formulas.h"

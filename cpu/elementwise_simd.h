@@ -1,4 +1,4 @@
-// The inner loops of elementwise operators, one copy per instruction set (elementwise_simd.cpp).
+// The inner loops of elementwise operators. CMake compiles elementwise_simd.cpp once per instruction set.
 #pragma once
 
 #include <cstdint>

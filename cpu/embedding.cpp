@@ -1,5 +1,5 @@
-// CPU backend of embedding. The forward spreads tokens over threads, the backward rows of the gradient. The columns of
-// rows with many tokens are also split between threads.
+// CPU backend of the operator `embedding`. The forward spreads tokens over threads. The backward spreads rows of the
+// gradient over threads; the columns of a row with many tokens are also split between threads.
 #include "rlk/ops/embedding.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Inner loops of embedding's backward, compiled once per instruction set: a lane of a vector is a column.
+// The inner loops of the backward of the operator `embedding`. CMake compiles this file once per instruction set. Each
+// lane of a vector computes one column.
 #include "embedding_simd.h"
 
 #include "simd.h"

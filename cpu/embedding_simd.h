@@ -1,5 +1,5 @@
-// The inner loops of embedding's backward, one copy per instruction set (embedding_simd.cpp). The arrays may have any
-// alignment.
+// The inner loops of the backward of the operator `embedding`. CMake compiles embedding_simd.cpp once per instruction
+// set. The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// CPU backend of gae: sequences are spread over threads.
+// CPU backend of the operator `gae`: sequences are spread over threads.
 #include "rlk/ops/gae.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Inner loops of gae, compiled once per instruction set. Vectors hold the 32 lanes of a chunk side by side.
+// The inner loops of the operator `gae`. CMake compiles this file once per instruction set. Vectors hold the 32 lanes
+// of a chunk side by side.
 #include "gae_simd.h"
 
 #include "kernels/advantages/gae_scan.h"

@@ -1,4 +1,4 @@
-// The inner loops of gae, one copy per instruction set (gae_simd.cpp).
+// The inner loops of the operator `gae`. CMake compiles gae_simd.cpp once per instruction set.
 #pragma once
 
 #include "lanes.h"

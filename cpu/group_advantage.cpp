@@ -1,4 +1,4 @@
-// CPU backend of group_advantage: groups are spread over threads.
+// CPU backend of the operator `group_advantage`: groups are spread over threads.
 #include "rlk/ops/group_advantage.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// CPU backend of importance_weights.
+// CPU backend of the operator `importance_weights`.
 #include "rlk/ops/importance_weights.h"
 
 #include "importance_weights_simd.h"

@@ -1,4 +1,4 @@
-// Inner loops of importance_weights, compiled once per instruction set.
+// The inner loops of the operator `importance_weights`. CMake compiles this file once per instruction set.
 #include "importance_weights_simd.h"
 
 #include "kernels/losses/rejection_terms.h"

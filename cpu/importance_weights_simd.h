@@ -1,5 +1,5 @@
-// The inner loops of importance_weights, one copy per instruction set (importance_weights_simd.cpp). The arrays may
-// have any alignment.
+// The inner loops of the operator `importance_weights`. CMake compiles importance_weights_simd.cpp once per instruction
+// set. The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// CPU backend of kl: tiles of rows are spread over threads.
+// CPU backend of the operator `kl`: tiles of rows are spread over threads.
 #include "rlk/ops/kl.h"
 
 #include "kernels/losses/kl_check.h"

@@ -1,4 +1,4 @@
-// Inner loop of kl, compiled once per instruction set.
+// The inner loop of the operator `kl`. CMake compiles this file once per instruction set.
 #include "kl_simd.h"
 
 #include "kernels/losses/kl_terms.h"

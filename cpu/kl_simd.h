@@ -1,4 +1,5 @@
-// The inner loops of kl, one copy per instruction set (kl_simd.cpp). The arrays may have any alignment.
+// The inner loops of the operator `kl`. CMake compiles kl_simd.cpp once per instruction set. The arrays may have any
+// alignment.
 #pragma once
 
 #include "lanes.h"

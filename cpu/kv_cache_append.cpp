@@ -1,4 +1,4 @@
-// CPU backend of kv_cache_append: tokens are spread over threads, heads are copied whole.
+// CPU backend of the operator `kv_cache_append`: tokens are spread over threads, heads are copied whole.
 #include "rlk/ops/kv_cache_append.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// CPU backend of linear: maps each function to a product, and sums the bias gradient over tokens.
+// CPU backend of the operator `linear`: maps each function to a product, and sums the bias gradient over tokens.
 #include "rlk/ops/linear.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ namespace {
 constexpr std::int64_t kBiasColumns = 128;     // columns per task: four cache lines of a row
 constexpr std::int64_t kBiasElements = 65536;  // with fewer elements, waking a thread costs more than the task saves
 constexpr std::int64_t kTreeElements = 32768;
-constexpr std::int64_t kTreeColumns = 1024;  // columns per step of tree and bias; the step's sums stay in L1
+constexpr std::int64_t kTreeColumns = 1024;  // columns that tree_sum() takes at a time; their sums stay in L1
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;
 
 const unsigned char* bytes_of(const void* p) { return static_cast<const unsigned char*>(p); }
@@ -166,7 +166,7 @@ void tree_sum(const TreeSumParams& p) {
                                      sum + begin * size_of(p.out_dtype), p.out_dtype);
     }
     float tree[kTreeColumns];
-    for (std::int64_t i = begin, count = 0; i < end; i += count) {  // a run lies within one row
+    for (std::int64_t i = begin, count = 0; i < end; i += count) {  // `count` columns of one row
       const std::int64_t column = i % p.columns;
       count = std::min({end - i, p.columns - column, kTreeColumns});
       linear_simd().add_parts(parts_from(i), p.count, p.scale, count, tree, DType::kFloat32);

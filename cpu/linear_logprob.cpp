@@ -1,5 +1,5 @@
-// CPU backend of linear_logprob: copies scored rows and zeroes the other rows. linear and logprob compute everything
-// else.
+// CPU backend of the operator `linear_logprob`: copies scored rows and zeroes the other rows. `linear` and `logprob`
+// compute everything else.
 #include <cstring>
 
 #include "kernels/vocabulary/scored_rows.h"

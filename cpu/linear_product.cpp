@@ -1,7 +1,7 @@
-// A thread takes blocks of outputs one by one, and keeps a block's sums over the whole contraction index. The thread
-// packs the block's rows of A, in as many panels of kPanelK indices as fit in L2. It packs one panel of B at a time and
-// reads the panel from L1 for all these rows. With few rows of A, many panels of A fit, and the thread reads B along
-// its rows. No thread needs panels of another thread.
+// Computes products of two operands, A and B. A thread takes blocks of outputs one by one, and keeps a block's sums
+// until the whole contraction index is summed. The thread packs the block's rows of A, in as many panels of kPanelK
+// indices as fit in L2. It packs one panel of B at a time and reads the panel from L1 for all these rows. With few rows
+// of A, many panels of A fit, and the thread reads B along its rows. No thread needs panels of another thread.
 #include "linear_product.h"
 
 #include <algorithm>
@@ -20,8 +20,8 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kBlockRows = 384;     // times kPanelStride: 408 KiB of A, within an L2 of 512 KiB
-constexpr std::int64_t kBlockColumns = 512;  // times kBlockRows: 768 KiB of sums
+constexpr std::int64_t kBlockRows = 384;     // kBlockRows x kPanelStride floats of A: 408 KiB, for an L2 of 512 KiB
+constexpr std::int64_t kBlockColumns = 512;  // kBlockRows x kBlockColumns floats of sums: 768 KiB
 constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
                                              // waiting
 // Products per thread. With fewer products, waking a thread costs more than it saves.

@@ -1,6 +1,7 @@
-// Inner loops of linear, compiled once per instruction set: packing, tiles of outputs, and operations on sums. IEEE
-// tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of fma. The throughput of fma
-// limits these tiles. Tiles that model matrix units take about ten vector instructions per product.
+// The inner loops of the operator `linear`: packing, tiles of outputs, and operations on sums. CMake compiles this file
+// once per instruction set. IEEE tiles keep tile_rows x 2 vectors of outputs in registers, each an ascending chain of
+// fma. The throughput of fma limits these tiles. Tiles that model matrix units take about ten vector instructions per
+// product.
 #include "linear_simd.h"
 
 #include <type_traits>

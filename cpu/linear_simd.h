@@ -1,5 +1,6 @@
-// The inner loops of linear, one copy per instruction set (linear_simd.cpp). Operands are packed into fp32 panels of at
-// most kPanelK contraction indices. A tile of outputs is one panel of A times one panel of B. Lanes hold outputs.
+// The inner loops of the operator `linear`. CMake compiles linear_simd.cpp once per instruction set. Operands are
+// packed into fp32 panels of at most kPanelK contraction indices. A tile of outputs is one panel of A times one panel
+// of B. Lanes hold outputs.
 #pragma once
 
 #include <cstdint>

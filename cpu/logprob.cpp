@@ -1,5 +1,5 @@
-// CPU backend of logprob: checks of memory safety, parameters of a row, and the distribution of rows and parts over
-// threads.
+// CPU backend of the operator `logprob`: checks of memory safety, parameters of a row, and the distribution of rows and
+// parts over threads.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>
@@ -250,8 +250,8 @@ void logprob_by_rows(const LogprobParams& p) {
   });
 }
 
-// For calls with few rows. A task is 2^k neighbouring leaves of a part, so that even one row gives work to every
-// thread.
+// For calls with few rows. A task computes a run: 2^k neighbouring leaves of a part. So even a single row gives work to
+// every thread.
 void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
   std::int64_t runs = 1;  // runs per part, rounded up to a power of two
   for (int i = 0; i < kNumParts; ++i) {
@@ -295,7 +295,7 @@ void logprob_by_runs(const LogprobParams& p, std::int64_t run_columns) {
 struct BackwardRow {
   LogprobBackwardRow lanes;
   float a, b, g;
-  float d;  // term of label smoothing
+  float d;  // the contract's d, an addend of label smoothing
 };
 
 float gradient_at(const float* gradient, const RowLayout& rows, std::int64_t row) {

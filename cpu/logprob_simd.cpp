@@ -1,7 +1,8 @@
-// Inner loops of logprob, compiled once per instruction set. A block is kLanes leaves. A first pass finds the largest
-// and smallest logit of every leaf. The second pass reads the logits from L1 and computes each leaf's eight chains in
-// eight lanes. A vector of sixteen lanes holds the chains of two leaves. Then the tree combines the block's leaves, one
-// per lane. The loops are limited by memory with AVX-512 and bf16, and otherwise by the exponential.
+// The inner loops of the operator `logprob`. CMake compiles this file once per instruction set. A leaf is kLeafColumns
+// columns of a row, which are summed in eight chains. A block is kLanes leaves. A first pass finds the largest and
+// smallest logit of every leaf. The second pass reads the logits from L1 and computes each leaf's eight chains in eight
+// lanes. A vector of sixteen lanes holds the chains of two leaves. Then the tree combines the block's leaves, one per
+// lane. The loops are limited by memory with AVX-512 and bf16, and otherwise by the exponential.
 #include "logprob_simd.h"
 
 #include "rlk/math/exp2.h"
@@ -21,7 +22,7 @@ constexpr int kVectorsPerLeaf = kLeafColumns / kLanes;
 static_assert(kPairs * kLanes == kBlockLeaves * kNumChains);
 
 template <class T>
-constexpr std::int32_t kMinusInfinity = 0;  // as a bit pattern
+constexpr std::int32_t kMinusInfinity = 0;  // the bits of -Inf in each type T
 template <>
 constexpr std::int32_t kMinusInfinity<Fp32> = static_cast<std::int32_t>(0xff800000u);
 template <>
@@ -157,7 +158,7 @@ RLK_HD Chains sum_pair(const unsigned char* a, const unsigned char* b, const uns
       load_steps<T>(a, b, step, z);
       for (int i = 0; i < 2; ++i) {
         const Floats clamped = kClamp ? select(z[i] > q, z[i], q) : z[i];
-        // Lanes of an identity leaf may hold anything, but the model of ex2 needs numbers.
+        // The lanes of a leaf that contributes nothing may hold anything, but the model of ex2 needs numbers.
         const Floats least = broadcast<Floats>(-127.0f), x = fma_rn(clamped, c, addend);
         store_bytes(e_hardware + (step + i) * kLanes, select(x > least, x, least));
       }

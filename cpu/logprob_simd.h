@@ -1,4 +1,4 @@
-// The inner loops of logprob, one copy per instruction set (logprob_simd.cpp).
+// The inner loops of the operator `logprob`. CMake compiles logprob_simd.cpp once per instruction set.
 #pragma once
 
 #include <cstdint>
@@ -22,15 +22,15 @@ struct LogprobRow {
 
 struct LogprobBackwardRow : LogprobRow {
   unsigned char* dlogits;  // dtype; may be `logits`
-  float u;                 // log2 p = fma(z, c, -u)
-  float b;                 // factor of log2 p, from dentropy
-  float w;                 // fl(a - g)
-  float d;                 // term of label smoothing, which every column gets
+  float u;                 // u of ops/logprob.h: log2 p = fma(z, c, -u)
+  float b;                 // b of ops/logprob.h: the factor of log2 p
+  float w;                 // fl(a - g) of ops/logprob.h
+  float d;                 // d of ops/logprob.h: the same addend for all columns
 };
 
-// `kept` has one bit for each of the run's columns, padded with zeros to whole leaves; null keeps all columns.
+// `kept` has one bit for each column of the range, and zeros up to a whole leaf; null keeps all columns.
 struct LogprobLanes {
-  // Tree over the leaves of [first, first + columns), where `first` begins a leaf.
+  // Statistics of the columns [first, first + columns), by the tree over their leaves. `first` begins a leaf.
   SoftmaxStats (*stats)(const LogprobRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept);
   // dlogits of [first, first + columns), computed as if no column were the target's.
   void (*backward)(const LogprobBackwardRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept);

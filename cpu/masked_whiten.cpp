@@ -1,4 +1,4 @@
-// CPU backend of masked_whiten: three passes, each of which spreads sequences over threads.
+// CPU backend of the operator `masked_whiten`: three passes, each of which spreads sequences over threads.
 #include "rlk/ops/masked_whiten.h"
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Inner loops of masked_whiten, compiled once per instruction set.
+// The inner loops of the operator `masked_whiten`. CMake compiles this file once per instruction set.
 #include "masked_whiten_simd.h"
 
 #include "kernels/advantages/masked_whiten_token.h"

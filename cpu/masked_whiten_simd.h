@@ -1,5 +1,5 @@
-// The inner loops of masked_whiten, one copy per instruction set (masked_whiten_simd.cpp). The arrays may have any
-// alignment.
+// The inner loops of the operator `masked_whiten`. CMake compiles masked_whiten_simd.cpp once per instruction set. The
+// arrays may have any alignment.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct WhitenStatistics;
 
 namespace rlk::cpu {
 
-// A sequence's tokens. Element `at` of the mask belongs to the first token.
+// The tokens of a sequence. `at` is the index of the first token in the mask.
 struct WhitenTokens {
   const float* x;
   TokenMask mask;

@@ -1,4 +1,4 @@
-// CPU backend of mismatch_metrics.
+// CPU backend of the operator `mismatch_metrics`.
 #include "rlk/ops/mismatch_metrics.h"
 
 #include "kernels/losses/mismatch_terms.h"

@@ -1,4 +1,4 @@
-// Inner loops of mismatch_metrics, compiled once per instruction set.
+// The inner loops of the operator `mismatch_metrics`. CMake compiles this file once per instruction set.
 #include "mismatch_metrics_simd.h"
 
 #include "kernels/losses/mismatch_terms.h"

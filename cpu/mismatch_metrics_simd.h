@@ -1,5 +1,5 @@
-// The inner loops of mismatch_metrics, one copy per instruction set (mismatch_metrics_simd.cpp). The arrays may have
-// any alignment.
+// The inner loops of the operator `mismatch_metrics`. CMake compiles mismatch_metrics_simd.cpp once per instruction
+// set. The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

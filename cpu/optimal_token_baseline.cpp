@@ -1,4 +1,5 @@
-// CPU backend of optimal_token_baseline. A first pass spreads sequences over threads, and a second pass spreads groups.
+// CPU backend of the operator `optimal_token_baseline`. A first pass spreads sequences over threads, and a second pass
+// spreads groups.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Inner loops of optimal_token_baseline, compiled once per instruction set.
+// The inner loops of the operator `optimal_token_baseline`. CMake compiles this file once per instruction set.
 #include "optimal_token_baseline_simd.h"
 
 #include "kernels/advantages/optimal_baseline_token.h"

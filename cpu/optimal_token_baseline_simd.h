@@ -1,5 +1,5 @@
-// The inner loops of optimal_token_baseline, one copy per instruction set (optimal_token_baseline_simd.cpp). The arrays
-// may have any alignment.
+// The inner loops of the operator `optimal_token_baseline`. CMake compiles optimal_token_baseline_simd.cpp once per
+// instruction set. The arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// CPU backend of pack: rows are spread over threads, and runs of neighbouring tokens are copied at once.
+// CPU backend of the operator `pack`: rows are spread over threads, and runs of neighbouring tokens are copied at once.
 #include "rlk/ops/pack.h"
 
 #include <algorithm>

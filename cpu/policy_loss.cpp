@@ -1,4 +1,4 @@
-// CPU backend of policy_loss.
+// CPU backend of the operator `policy_loss`.
 #include "rlk/ops/policy_loss.h"
 
 #include "kernels/losses/policy_batch.h"

@@ -1,4 +1,4 @@
-// Inner loops of policy_loss, compiled once per instruction set.
+// The inner loops of the operator `policy_loss`. CMake compiles this file once per instruction set.
 #include "policy_loss_simd.h"
 
 #include "kernels/losses/policy_terms.h"

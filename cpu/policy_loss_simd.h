@@ -1,5 +1,5 @@
-// The inner loops of policy_loss, one copy per instruction set (policy_loss_simd.cpp). The arrays may have any
-// alignment.
+// The inner loops of the operator `policy_loss`. CMake compiles policy_loss_simd.cpp once per instruction set. The
+// arrays may have any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// CPU backend of preference_loss: a few operations per pair. The caller's thread computes them, or several threads if
-// there are many pairs.
+// CPU backend of the operator `preference_loss`: a few operations per pair. The caller's thread computes them, or
+// several threads if there are many pairs.
 #include "rlk/ops/preference_loss.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// The inner loop of preference_loss, one pair at a time, compiled once per instruction set to get hardware fma.
+// The inner loop of the operator `preference_loss`, which computes one pair at a time. CMake compiles this file once
+// per instruction set. So the loop uses fma instructions if the CPU has them.
 #include "preference_loss_simd.h"
 
 #include "kernels/losses/preference_pair.h"

@@ -1,4 +1,4 @@
-// The inner loop of preference_loss, one copy per instruction set (preference_loss_simd.cpp).
+// The inner loop of the operator `preference_loss`. CMake compiles preference_loss_simd.cpp once per instruction set.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace rlk::cpu {
 
 struct PreferenceLossLanes {
-  // Items [begin, end): pairs, losses of sorted pairs, or elements of kKto.
+  // Computes items [begin, end). An item is a pair, a loss of sorted pairs, or an answer under kKto.
   void (*items)(const PreferenceLossParams& p, std::int64_t begin, std::int64_t end);
 };
 

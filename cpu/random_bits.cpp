@@ -1,4 +1,4 @@
-// CPU backend of random_bits: rows are spread over threads.
+// CPU backend of the operator `random_bits`: rows are spread over threads.
 #include "rlk/ops/random_bits.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// CPU backend of rms_norm: distributes rows, and dweight's sums over rows, over threads.
+// CPU backend of the operator `rms_norm`: distributes rows, and dweight's sums over rows, over threads.
 #include "rlk/ops/rms_norm.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
-// Inner loops of rms_norm, compiled once per instruction set. Each lane of the contract's sums is one vector lane.
-// Sixteen (or eight) lanes with eight columns each are neighbours in memory, and are transposed in registers.
+// The inner loops of the operator `rms_norm`. CMake compiles this file once per instruction set. Each lane of the
+// contract's sums is one vector lane. Sixteen (or eight) lanes with eight columns each are neighbours in memory, and
+// are transposed in registers.
 #include "rms_norm_simd.h"
 
 #include "kernels/rows/rms_norm_row.h"
@@ -60,7 +61,8 @@ RLK_HD V high_halves(V a, V b) {
 #endif
 }
 
-// columns[j]: column j of the kLanes vec8s from p on, in the order of lane_in_block.
+// A vec8 is the eight consecutive columns of one lane of the contract. columns[j] gets column j of each of the kLanes
+// vec8s from p on, in the order of lane_in_block().
 RLK_HD void load_vec8s(const float* p, Floats columns[kVec8]) {
   Vector<float> v[kVec8], w[kVec8];
 #pragma GCC unroll 8

@@ -1,5 +1,5 @@
-// The inner loops of rms_norm, one copy per instruction set (rms_norm_simd.cpp). A row is widened once into fp32
-// scratch that stays in L1 or L2. All other steps read this scratch.
+// The inner loops of the operator `rms_norm`. CMake compiles rms_norm_simd.cpp once per instruction set. A row is
+// widened once into fp32 scratch that stays in L1 or L2. All other steps read this scratch.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// CPU backend of rope. It checks the ids, then spreads tokens over threads. All heads of a token use the same angles,
-// which are loaded once.
+// CPU backend of the operator `rope`. It checks the ids, then spreads tokens over threads. All heads of a token use the
+// same angles, which are loaded once.
 #include "rlk/ops/rope.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// Inner loops of rope, compiled once per instruction set: each lane of a vector is a pair.
+// The inner loops of the operator `rope`. CMake compiles this file once per instruction set. Each lane of a vector
+// computes one pair.
 #include "rope_simd.h"
 
 #include "kernels/rows/rope_rotate.h"

@@ -1,4 +1,5 @@
-// The inner loops of rope, one copy per instruction set (rope_simd.cpp). The arrays may have any alignment.
+// The inner loops of the operator `rope`. CMake compiles rope_simd.cpp once per instruction set. The arrays may have
+// any alignment.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// CPU backend of sample: rows are spread over threads, one chunk of rows at a time.
+// CPU backend of the operator `sample`: rows are spread over threads, one chunk of rows at a time.
 #include "rlk/ops/sample.h"
 
 #include <algorithm>
@@ -25,8 +25,8 @@ void process_logits(const ProcessLogitsParams& p) {
 
 namespace {
 
-// Computes rows with their kept sets, by chunks. fn(row, mask, nodes, count) gives all results of a row except its kept
-// ids.
+// Computes rows with their kept sets, one chunk of rows at a time. fn(row, mask, nodes, count) gives all results of a
+// row except its kept ids.
 template <class F>
 void by_rows(const SampleParams& p, const SampleLanes& lanes, F fn) {
   const bool keeps = p.kept_offsets != nullptr;

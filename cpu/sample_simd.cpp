@@ -1,5 +1,6 @@
-// Rows of sample, compiled once per instruction set. A thread is a team of one thread, whose vector lanes compute the
-// chains of a leaf.
+// The computation of a row of the operator `sample`. CMake compiles this file once per instruction set. The functions
+// of kernels/ expect a team of threads for each row. Here a team is one thread, and its vector lanes compute the chains
+// of a leaf.
 #include "sample_simd.h"
 
 #include "kernels/sample/kept.h"

@@ -1,4 +1,4 @@
-// Rows of sample, one copy of the code per instruction set (sample_simd.cpp).
+// The computation of a row of the operator `sample`. CMake compiles sample_simd.cpp once per instruction set.
 #pragma once
 
 #include "lanes.h"

@@ -1,4 +1,4 @@
-// CPU backend of scatter_rewards: spreads tiles of tokens, then sequences, over threads.
+// CPU backend of the operator `scatter_rewards`: spreads tiles of tokens, then sequences, over threads.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "kernels/advantages/reward_sequence.h"
@@ -12,7 +12,7 @@ namespace {
 
 const ScatterRewardsLanes& lanes() { return RLK_CPU_LANES_IN_USE(scatter_rewards_simd); }
 
-// A wave with one lane.
+// Stands for a GPU whose waves have a single lane, in functions of kernels/ that a wave runs.
 struct Alone {
   static constexpr int kLanes = 1;
   using Tokens = float;

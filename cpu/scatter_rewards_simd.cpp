@@ -1,4 +1,4 @@
-// Inner loop of scatter_rewards, compiled once per instruction set.
+// The inner loop of the operator `scatter_rewards`. CMake compiles this file once per instruction set.
 #include "scatter_rewards_simd.h"
 
 #include "kernels/advantages/reward_terms.h"

@@ -1,5 +1,5 @@
-// The inner loop of scatter_rewards, one copy per instruction set (scatter_rewards_simd.cpp). The arrays may have any
-// alignment.
+// The inner loop of the operator `scatter_rewards`. CMake compiles scatter_rewards_simd.cpp once per instruction set.
+// The arrays may have any alignment.
 #pragma once
 
 #include "lanes.h"

@@ -1,5 +1,5 @@
-// CPU backend of sequence_logprob: sequences are spread over threads. Each block of tokens is first copied as fp32,
-// with +0 for tokens that do not count.
+// CPU backend of the operator `sequence_logprob`: sequences are spread over threads. Each block of tokens is first
+// copied as fp32, with +0 for tokens that do not count.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// CPU backend of labels and masks: spreads the tokens of labels, and the sequences of masks, over threads.
+// CPU backend of the operators that make labels and masks: spreads the tokens of labels, and the sequences of masks,
+// over threads.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include <algorithm>

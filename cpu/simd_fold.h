@@ -1,11 +1,14 @@
-// Folds several vectors at once, by transposing their lanes: the lanes of each leaf become one value per leaf.
+// Reduces several vectors at once by transposing their lanes: the lanes of each leaf (128 columns of a row) become one
+// value per leaf.
 #pragma once
 
 #include "simd.h"
 
 namespace rlk::cpu::RLK_CPU_ISA {
 
-constexpr int kPairs = 8;  // vectors of chains in a block: leaf k is in lanes 0..7, leaf k + 8 in lanes 8..15
+// Number of vectors that hold the chains of a block's leaves. Vector k holds the eight chains of leaf k in lanes 0..7. If
+// it has sixteen lanes, it also holds the chains of leaf k + 8 in lanes 8..15.
+constexpr int kPairs = 8;
 
 // Selects lanes of a, then of b, by index.
 template <int... kLane, class V>
@@ -17,7 +20,8 @@ RLK_HD V shuffle(V a, V b) {
 #endif
 }
 
-// Steps of a transposition, within each 128 bits: the even lanes of a and b, and the odd lanes.
+// Steps of a transposition within each 128 bits. even_lanes() takes the even lanes of a and b, odd_lanes() the odd
+// lanes.
 template <class V>
 RLK_HD V even_lanes(V a, V b) {
 #if defined(__AVX512F__)
@@ -34,8 +38,8 @@ RLK_HD V odd_lanes(V a, V b) {
   return shuffle<1, 3, 9, 11, 5, 7, 13, 15>(a, b);
 #endif
 }
-// The 128-bit quarters 0 and 2 of a and of b; odd_quarters gives 1 and 3. For leaves k and k + 8, even quarters hold
-// the lower four chains and odd quarters the upper four.
+// The 128-bit quarters 0 and 2 of a and of b; odd_quarters() gives quarters 1 and 3. For leaves k and k + 8, even
+// quarters hold the lower four chains and odd quarters the upper four.
 template <class V>
 RLK_HD V even_quarters(V a, V b) {
 #if defined(__AVX512F__)

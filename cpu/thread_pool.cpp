@@ -101,8 +101,8 @@ class Pool {
       const std::lock_guard lock(mutex_);
       jobs_.erase(std::find(jobs_.begin(), jobs_.end(), &job));
     }
-    // Ranges have about equal length, so the last helper usually ends within moments, and spinning is cheaper than a
-    // sleep.
+    // Ranges have about equal length, so the last helper (a worker inside work()) usually ends within moments. Spinning
+    // is then cheaper than a sleep.
     using Clock = std::chrono::steady_clock;
     for (const auto limit = Clock::now() + std::chrono::microseconds(5);
          job.helpers.load(std::memory_order_acquire) != 0 && Clock::now() < limit;)

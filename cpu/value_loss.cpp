@@ -1,4 +1,4 @@
-// CPU backend of value_loss.
+// CPU backend of the operator `value_loss`.
 #include "rlk/ops/value_loss.h"
 
 #include "kernels/losses/value_check.h"

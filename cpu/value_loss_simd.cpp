@@ -1,4 +1,4 @@
-// Inner loops of value_loss, compiled once per instruction set.
+// The inner loops of the operator `value_loss`. CMake compiles this file once per instruction set.
 #include "value_loss_simd.h"
 
 #include "kernels/losses/value_terms.h"

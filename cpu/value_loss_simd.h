@@ -1,4 +1,5 @@
-// The inner loops of value_loss, one copy per instruction set (value_loss_simd.cpp). The arrays may have any alignment.
+// The inner loops of the operator `value_loss`. CMake compiles value_loss_simd.cpp once per instruction set. The arrays
+// may have any alignment.
 #pragma once
 
 #include "lanes.h"

@@ -63,7 +63,7 @@ void require_backend(const char* op, Device device) {
 #define RLK_COMPOSED(operator, function, Params)
 #include "rlk/operators.inc"
 
-// Functions for which the backends differ.
+// Functions that operators.inc does not list, since their code differs between the backends.
 namespace {
 template <class Params>
 std::int64_t bytes_on_cuda(const char* op, OnGpu<std::int64_t, Params> cuda, const Params& p, Device device) {

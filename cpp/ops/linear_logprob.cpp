@@ -35,7 +35,7 @@ void check_head(const LogprobInput& p, const Head& head) {
             "linear_logprob: lora_a and lora_b are given");
 }
 
-// Params of sample that give each row's first rank: every row is greedy.
+// Params of the operator `sample` that give the column with the largest logit of each row: every row is greedy.
 SampleParams first_ranks(const LinearLogprobParams& p, const void* logits, std::int64_t rows) {
   SampleParams s;
   s.logits = logits;

@@ -11,8 +11,8 @@ std::int64_t dweight_row_bytes(const LinearLogprobBackwardParams& p) {
   return p.head.in_features * size_of(p.dweight_dtype);
 }
 
-// The largest number of leading columns, out of `left`, whose gradients fit into the dweight rows of the remaining
-// columns.
+// The largest number of columns for the next chunk, if `left` columns remain and the gradients of the chunk's logits
+// lie in dweight. They must fit into the dweight rows of the columns after the chunk.
 std::int64_t most_in_dweight(const LinearLogprobBackwardParams& p, std::int64_t left) {
   const std::int64_t row = dweight_row_bytes(p), column = p.num_rows * size_of(p.head.dtype);
   const std::int64_t most = (left * row - kWorkspaceAlign) / (row + column);

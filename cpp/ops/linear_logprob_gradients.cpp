@@ -15,11 +15,12 @@
 namespace rlk {
 namespace {
 
-constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1, where a contraction can be cut
+constexpr std::int64_t kLeastColumns = 16;  // a step of rule 1; a sum over columns can be cut after each step
 
 bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
-  // dbias sums rows by their original index (rule 9), but a fused backward moves the scored rows together.
+  // dbias sums rows by their original index (rule 9), but a fused backward moves the scored rows (whose target is not
+  // ignore_index) together.
   return device.type == DeviceType::kCuda && p.dbias == nullptr && cuda::fuses_logit_gradients(p, p.head, device.index);
 #else
   return false;
@@ -30,8 +31,9 @@ bool fuses_gradients([[maybe_unused]] const LinearLogprobBackwardParams& p, [[ma
 // loop is over blocks, and workspace holds float32 sums of dhidden for one block. If dweight is float32, or if there is
 // one block, it is accumulated in place. Otherwise dweight needs float32 sums, too. If these would take more memory
 // than sums of dhidden for all rows, the outer loop is over chunks, with sums of dweight for one chunk. LoRA's
-// gradients have float32 sums of their own. Fused gradients of logits skip groups of rows without a scored row. A block
-// then holds hidden states, gradients and sums of dhidden of the other groups, followed by zeros.
+// gradients have float32 sums of their own. A fused kernel of the gradients of logits skips every group of rows without
+// a scored row. A block's hidden states, gradients and sums of dhidden are then those of the remaining groups, and
+// zeros follow them.
 class Backward {
  public:
   Backward(const LinearLogprobBackwardParams& p, const Cut& cut, Device device, void* workspace)
@@ -137,14 +139,16 @@ class Backward {
     cuda::find_scored_groups(q, groups_, device_.index, stream_);
 #endif
   }
-  // Products over all rows need zeros in groups without a scored row. Nothing else writes the rows past the limit.
+  // Writes zeros to the rows after the groups that have a scored row. Products over all rows read these rows, and
+  // nothing else writes them.
   void zero_left_out([[maybe_unused]] void* rows, [[maybe_unused]] std::int64_t width) {
 #if RLK_WITH_CUDA
     if (groups_ == nullptr) return;
     cuda::zero_rows_past(groups_, rows, rows_, width * operand_bytes(), device_.index, stream_);
 #endif
   }
-  // The limit of a block's rows, for kernels that can skip the rows after it.
+  // The number of a block's first rows that belong to groups with a scored row, for kernels that can skip the later
+  // rows.
   const std::int32_t* row_limit() const { return groups_ == nullptr ? nullptr : &groups_->limit; }
 
   void logit_gradients() {
@@ -262,7 +266,8 @@ class Backward {
     return_scored(p_, row_, rows_, groups_, q.dx, dhidden, stride, features(), dtype, device_, stream_);
   }
 
-  // Adds the chunk's part to the sums of v. With the last chunk the function computes v from these sums.
+  // Adds the chunk's part to the sums of v, the product of dlogits and lora_b. With the last chunk, the function
+  // computes v from these sums.
   void compute_v() {
     float* const sums = from_row(v_sums_, chunks_outside_ ? row_ : 0, rank());
     linear_input_grad(sums_over_columns(head_.lora_b, head_.lora_b_stride, rank(), sums), device_, stream_);

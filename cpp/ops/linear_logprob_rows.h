@@ -34,7 +34,8 @@ void move_to_rows(Params* p, std::int64_t row, std::int64_t rows) {
 
 inline bool has_lora(const Head& head) { return head.lora_rank > 0; }
 
-// LoRA's part of a workspace for some rows: u, and the sums that it is rounded from.
+// LoRA's part of a workspace for some rows: u (hidden times lora_a, scaled), and the float32 sums that u is rounded
+// from.
 struct LoraRows {
   float* sums = nullptr;
   void* u = nullptr;
@@ -48,9 +49,9 @@ inline bool sums_logits(const Head& head, DType logits_dtype) {
   return has_lora(head) && logits_dtype != DType::kFloat32;
 }
 
-// Logits [rows, columns], with `stride` between rows, of rows of `hidden` and columns [first, first + columns). With
-// LoRA, `u` holds u of the same rows, and the product of u and lora_b is added. If sums_logits holds, the logits are
-// first summed in `sums`, which is contiguous.
+// Computes logits [rows, columns], with `stride` between rows, from rows of `hidden` and columns [first, first +
+// columns) of the vocabulary. With LoRA, `u` holds u of the same rows, and the product of u and lora_b is added. If
+// sums_logits() is true, the logits are first summed in `sums`, which is contiguous.
 void compute_logits(const Head& head, DType logits_dtype, const void* hidden, const void* u, std::int64_t rows,
                     std::int64_t first, std::int64_t columns, float* sums, void* to, std::int64_t stride, Device device,
                     Stream stream);

@@ -42,7 +42,7 @@ bool overlaps_itself(const TensorView& view) {
     if (view.shape[i] > 1) dims.emplace_back(std::abs(view.stride(i)), view.shape[i]);
   }
   std::sort(dims.begin(), dims.end());
-  std::int64_t reach = 0;  // reach of the dimensions visited so far
+  std::int64_t reach = 0;  // largest offset in the dimensions visited so far
   for (const auto& [stride, size] : dims) {
     if (stride <= reach) return true;
     reach += stride * (size - 1);

@@ -1,4 +1,5 @@
-// Passes over tokens. Tiles of sequences are spread over threads; sums over tiles and sequences follow in order.
+// Passes over tokens. Tiles of sequences are spread over threads. The sums of tiles, then those of sequences, are added
+// in a fixed order.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +32,7 @@ inline TokenTile tile_at(std::int64_t s, const TokenSpan& span, std::int64_t fir
   const std::int64_t left = span.length - first;
   return {s, span.begin, first, left < kTilePositions ? static_cast<int>(left) : kTilePositions};
 }
-// Calls run(tile, slot) for every tile.
+// Calls run(tile, slot) for every tile. `slot` is the index of the tile's results in an array of partials.
 template <class F>
 void for_each_tile(const Sequences& q, const F& run) {
   if (q.num_slots() == 0) return;
@@ -71,7 +72,8 @@ SequenceSums<kSums> sums_of_sequence(const Sequences& q, const std::vector<TileP
   return of;
 }
 
-// The batch's totals, computed from the partials of each group of sums.
+// The sums, counts and maxima over all sequences of the batch. partials[g] has the results of each tile for group g of
+// the sums.
 template <class Batch>
 TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContext<Batch>& context,
                               const std::vector<TilePartial<8>> (&partials)[Batch::kGroups]) {
@@ -91,8 +93,8 @@ TotalsOf<Batch> sums_of_batch(const typename Batch::Params& p, const TokenContex
 }
 
 // The passes of an operator with a Batch (kernels/tokens/terms.h). The first pass calls run_statistics(tile, partial).
-// The pass over tokens, whose terms are Terms, calls run_terms(factors, tile, partials of each group). Returns the
-// values that all sequences share, for use in a later pass.
+// The pass that computes the terms `Terms` of all tokens calls run_terms(factors, tile, partials of each group).
+// Returns the values that all sequences share, for use in a later pass.
 template <class Batch, class Terms, class RunStatistics, class RunTerms>
 typename Batch::Shared run_token_passes(const typename Batch::Params& p,
                                         [[maybe_unused]] const RunStatistics& run_statistics, const RunTerms& run_terms,

@@ -1,4 +1,5 @@
-// Reads and sums a tile's tokens, one vector at a time, for operators over tokens. Compiled once per instruction set.
+// Reads and sums a tile's tokens, one vector at a time, for operators over tokens. CMake compiles the files that
+// include this header once per instruction set.
 #pragma once
 
 #include "../simd.h"
@@ -62,7 +63,7 @@ RLK_HD float tree_over(float* values, int count) {
 template <int kSums, bool kHasSums, int kMaxima>
 class TileSums {
  public:
-  // `upper`: whether the sums from kLowerSums on are used.
+  // `upper` says whether the sums with index kLowerSums and above are used.
   RLK_HD void take(int k, const TokenSums<Floats, kSums>& sums, bool upper) {
     if constexpr (kHasSums) {
       for (int i = 0; i < kLowerSums; ++i) store_bytes(terms_[i] + k, sums.sum[i]);
@@ -78,7 +79,8 @@ class TileSums {
       maxima_[i] = select(is_nan(maxima_[i]) | (maxima_[i] > x), maxima_[i], x);
     }
   }
-  // Adds `vectors` vectors. If `upper` is false, upper_sum(i, tokens) gives sums kLowerSums and later.
+  // Adds the `vectors` vectors that take() stored. If `upper` is false, upper_sum(i, tokens) gives the sums with index
+  // kLowerSums and above.
   template <class UpperSum>
   RLK_HD void finish(int vectors, bool upper, const UpperSum& upper_sum, TilePartial<kSums>* partial) {
     for (int i = 0; i < kSums; ++i) {
