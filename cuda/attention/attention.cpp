@@ -25,7 +25,7 @@ bool at_16_bytes(std::initializer_list<const void*> arrays) {
   return std::ranges::all_of(arrays, [](const void* a) { return reinterpret_cast<std::uintptr_t>(a) % 16 == 0; });
 }
 
-// Whether TMA can fetch an array's heads: TMA needs strides that are multiples of 16 bytes and not 0. `alone`: the
+// Whether TMA can load the heads of an array: TMA needs strides that are multiples of 16 bytes and not 0. `alone`: the
 // array has only one sequence, so the stride between sequences is not used.
 bool can_fetch(const AttentionInput& p, const AttentionHeads& a, bool alone) {
   constexpr std::int64_t kMostStride = std::int64_t{1} << 39;
@@ -41,7 +41,7 @@ bool fits_tiles(const AttentionInput& p) {
   if (p.dtype == DType::kFloat32 || p.softcap > 0.0f || (p.parents != nullptr && !fills_tile(p))) return false;
   return p.q_tokens > 0 && p.q_tokens < kMostTokens;
 }
-// Whether TMA can fetch K and V. If K and V lie in pages, a page takes the place of a sequence in the tensor map.
+// Whether TMA can fetch K and V. If K and V lie in pages, the tensor map has a page where it would have a sequence.
 bool can_fetch_keys(const AttentionParams& p) {
   if (p.num_sequences == 0 || p.k_tokens == 0 || p.k_tokens >= kMostTokens) return false;
   const bool paged = p.block_table != nullptr;
@@ -91,12 +91,12 @@ bool fits_wgmma(const AttentionBackwardParams& p, GradientKernel kernel) {
   if (!fits_tiles(p)) return false;
   if (!can_fetch(p) || !can_fetch(p, p.dout, packed) || !attention_at_16_bytes(p.out, p.dtype)) return false;
   if (!at_16_bytes({p.dq, p.dk, p.dv}) || p.num_sequences == 0) return false;
-  if (p.dq == nullptr && p.dk == nullptr) return false;  // only dsinks is wanted
+  if (p.dq == nullptr && p.dk == nullptr) return false;  // the caller wants only dsinks
   const bool has_parts = p.parents == nullptr && p.num_q_heads != p.num_kv_heads && p.head_dim <= 128;
   if (kernel == GradientKernel::kParts && !has_parts) return false;
   const GradientLayout layout(p, kernel);
   constexpr std::int64_t kMostHeads = 65535;  // the largest second dimension of a grid
-  // Blocks of keys of all paths together, each with 1 KiB of workspace.
+  // The most blocks of keys, summed over the paths of all segments. Each block takes 1 KiB of workspace.
   constexpr std::int64_t kMostPathBlocks = std::int64_t{1} << 18;
   if (p.parents != nullptr && layout.key_blocks > kMostPathBlocks) return false;
   return layout.slots * p.num_q_heads < kMostTokens / 64 && layout.jobs < kMostTokens && p.num_q_heads <= kMostHeads;
@@ -109,14 +109,14 @@ bool fits_mixed(const AttentionParams& p) {
   return p.num_q_heads < kMostTokens && MixedGrid(p).blocks < kMostTokens;
 }
 
-constexpr std::int64_t kWgmmaQueries = 64;  // least queries per sequence: half of a forward tile, one backward tile
+constexpr std::int64_t kWgmmaQueries = 64;  // fewest queries per sequence
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
 }
 
-// Whether sequences are long enough on average for kTall. With shorter sequences, more rows of the taller tiles would
-// be empty.
+// Whether sequences are long enough on average for kTall. Tiles of kTall have 192 queries, and short sequences would
+// leave many of their rows empty.
 bool has_long_sequences(const AttentionParams& p) {
   constexpr std::int64_t kQueries = 1024, kKeys = 2048;
   const std::int64_t keys =
@@ -151,7 +151,7 @@ bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capabili
   if (plan.kernel == AttentionKernel::kGroups) {
     return SplitGrid(p, SplitGrid::kSharedRows / 2).shares && fits_tiles(p) && fills_tile(p);
   }
-  if (p.group_offsets != nullptr) return false;  // a sequence's own pages begin inside blocks of keys
+  if (p.group_offsets != nullptr) return false;  // one block of keys may have shared and own pages
   return plan.kernel == AttentionKernel::kPairs || p.head_dim > 64;
 }
 
@@ -171,9 +171,9 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
       return clusters;
     }
     // The factor 4 / 3 above is there because some multiprocessors do not find three others for a cluster. Calls with
-    // more blocks than multiprocessors take kFewRows: three blocks run on a multiprocessor and hide each other's waits.
-    // But kPairs finishes splits of more than 1024 keys sooner, even if some of its blocks must wait for a
-    // multiprocessor.
+    // more blocks of threads than multiprocessors take kFewRows: three of its blocks run on a multiprocessor and hide
+    // each other's waits. But kPairs finishes splits of more than 1024 keys sooner, even if some of its blocks of
+    // threads must wait for a multiprocessor.
     constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
     const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
     if (grid.busy <= most && fits_plan(p, pairs, capability)) return pairs;
@@ -181,7 +181,8 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
     if (differ && fills && fits()) return mixed;
-    // kDense serves only calls whose blocks all run at once. With more blocks than that, kFewRows is faster.
+    // kDense runs four blocks of threads per multiprocessor. If a call has more blocks than run at once, kFewRows is
+    // faster.
     const bool at_once =
         grid.busy > 3 * std::int64_t{multiprocessors} && grid.busy <= 4 * std::int64_t{multiprocessors};
     return at_once && fits_plan(p, dense, capability) ? dense : few_rows;
@@ -244,7 +245,8 @@ bool fits_plan(const AttentionBackwardParams& p, GradientKernel kernel, int capa
 }
 
 GradientKernel choose_plan(const AttentionBackwardParams& p, int capability) {
-  // If a key is seen by at least this many queries, separate jobs for the query heads are faster.
+  // If sequences have at least this many queries on average, and windows at least this many keys, separate jobs for the
+  // query heads are faster.
   constexpr std::int64_t kPartQueries = 2048;
   const bool is_narrow = p.window_size > 0 && p.window_size < kPartQueries;
   const std::int64_t sequences = sequences_of(p);

@@ -1,4 +1,4 @@
-// attention on CUDA, compiled once per architecture.
+// The forward of attention on CUDA. CMake compiles this file once per architecture.
 #include "forward.cuh"
 #if RLK_CUDA_SM90
 #include "forward_sm90.cuh"

@@ -1,4 +1,4 @@
-// attention's backward on CUDA, compiled once per architecture.
+// The backward of attention on CUDA. CMake compiles this file once per architecture.
 #include "gradients/plain.cuh"
 #if RLK_CUDA_SM90
 #include "gradients/wgmma_sm90.cuh"

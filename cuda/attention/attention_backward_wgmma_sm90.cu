@@ -1,4 +1,5 @@
-// attention's backward by wgmma for SM90, compiled once for kPadded and once for kWide.
+// The backward of attention by wgmma for SM90. CMake compiles this file once for `WgmmaForm::kPadded` and once for
+// `WgmmaForm::kWide`.
 #include "gradients/wgmma_sm90.cuh"
 
 namespace rlk::cuda::sm90 {

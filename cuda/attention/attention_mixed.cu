@@ -1,4 +1,4 @@
-// attention, forward, of mixed batches on CUDA, compiled once per architecture.
+// The forward of attention for mixed batches on CUDA. CMake compiles this file once per architecture.
 #include "mixed.cuh"
 
 namespace rlk::cuda {

@@ -1,4 +1,5 @@
-// attention, forward, of mixed batches by wgmma for SM90, compiled once for kPadded and once for kWide.
+// The forward of attention for mixed batches (kernels.h) by wgmma for SM90. CMake compiles this file once for
+// `WgmmaForm::kPadded` and once for `WgmmaForm::kWide`.
 #include "mixed.cuh"
 
 namespace rlk::cuda::sm90 {

@@ -1,11 +1,12 @@
-// attention's partials and their merge on CUDA, compiled once per architecture. For bf16 and fp16 each block of threads
-// computes one split for 16 rows, by the kernel for few queries, and stores its results in the public layout. For
-// float32 a tile has 16 rows.
+// The partials of attention and their merge on CUDA. CMake compiles this file once per architecture. Partials are the
+// sums m, l and O of single splits of the keys. For bf16 and fp16 each block of threads computes one split for 16 rows,
+// by the kernel for few queries, and stores the sums in the layout of AttentionPartialsParams. For float32 a tile has
+// 16 rows.
 #include "forward.cuh"
 #include "kernels/attention/merge.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <int kColumns>
 struct PartialTile : SplitTile<kColumns> {

@@ -1,12 +1,12 @@
-// attention's backward on SM90 once more, by mma.sync, for calls whose gradients by wgmma hold a NaN. For a hidden
-// pair, the wgmma kernel multiplies p = 0 by dp - delta, which may be Inf or NaN. The mma.sync kernel sets p and ds of
-// a hidden pair to +0.
+// Repeats the backward of attention on SM90 by mma.sync, for calls whose gradients by wgmma hold a NaN. If a mask hides
+// a key from a query, the wgmma kernel multiplies p = 0 by dp - delta, which may be Inf or NaN. The mma.sync kernel
+// sets p and ds of such a pair to +0.
 #include "gradients/mma.cuh"
 #include "gradients/work_sm90.cuh"
 
 namespace rlk {
 namespace cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class Params>
 struct RepeatedGradients : Params {
@@ -22,7 +22,7 @@ constexpr bool kMayBranch<cuda::RepeatedGradients<Params>> = kMayBranch<Params>;
 namespace cuda {
 namespace {
 
-// Reads the delta that the wgmma backward has computed.
+// Returns the delta of a query. The wgmma backward has computed and stored this delta.
 template <class Params>
 __device__ __forceinline__ float delta_of(const RepeatedGradients<Params>& p, const AttentionSpan& span, std::int64_t i,
                                           std::int64_t head, std::int64_t) {
@@ -31,7 +31,8 @@ __device__ __forceinline__ float delta_of(const RepeatedGradients<Params>& p, co
   return p.tiles.scalars[(head * p.tiles.slots + q.slot + row / 64) * 128 + 64 + row % 64];
 }
 
-// The grids of both passes. Each pass takes its blocks in the same order as the pass's own kernel.
+// The grids of the pass for dq and of the pass for dk and dv. Each pass takes its blocks in the same order as the
+// kernel that has only this pass.
 struct RepeatedGrid {
   AttentionGrid queries, keys;
   std::int64_t query_blocks, key_blocks;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(QueryTile::kThreads)
 
 template <class T, int kColumns, class Params>
 void launch_repeated_gradients(const RepeatedGradients<Params>& p, cudaStream_t stream) {
-  constexpr int kMostOut = kMayBranch<Params> ? 32 : 64;  // more sums would spill
+  constexpr int kMostOut = kMayBranch<Params> ? 32 : 64;  // sums of more columns would spill
   using QueryTile = BackwardMmaTile<kColumns, false, kMostOut>;
   using KeyTile = BackwardMmaTile<kColumns, true, kMostOut>;
   static_assert(QueryTile::kThreads == KeyTile::kThreads && QueryTile::kBytes == KeyTile::kBytes);

@@ -1,6 +1,7 @@
-// attention over trees on CUDA, compiled once per architecture: by wgmma, by mma.sync, and in tiles for float32. A
-// kernel finds a key by the key's number along its path. One block of threads writes the table of paths before the
-// other kernels run.
+// Attention over trees on CUDA, forward and backward: by wgmma, by mma.sync, and in plain tiles for float32. CMake
+// compiles this file once per architecture. The path of a segment runs from the root of its tree to the segment. A
+// kernel finds a key by the key's number along the path. Before the other kernels run, one block of threads writes the
+// table of paths.
 #include "forward.cuh"
 #include "gradients/plain.cuh"
 #if RLK_CUDA_SM90
@@ -12,8 +13,8 @@ namespace rlk::cuda::RLK_CUDA_ARCH {
 
 namespace {
 
-constexpr int kPathThreads = 1024;  // in one block, since each pass over the segments needs the results of the pass
-                                    // before
+constexpr int kPathThreads = 1024;  // one block of threads, since each pass over the segments needs the results of the
+                                    // previous pass
 
 __global__ void __launch_bounds__(kPathThreads)
     attention_paths_kernel(const __grid_constant__ AttentionInput p, std::uint32_t* table) {

@@ -1,4 +1,5 @@
-// attention by wgmma for SM90, compiled once for each form except kWhole. attention.cu compiles kWhole.
+// The forward of attention by wgmma for SM90. CMake compiles this file once for each `WgmmaForm` except kWhole, which
+// attention.cu compiles.
 #include "forward_mma.cuh"
 #include "forward_sm90.cuh"
 

@@ -1,4 +1,4 @@
-// attention's forward kernels for float32 with their launch, and the choice of kernels for the other dtypes.
+// The forward kernels of attention for float32 with their launch, and the choice of kernels for the other dtypes.
 // kernels/attention/forward.h has the body of the float32 kernels.
 #pragma once
 
@@ -8,7 +8,7 @@
 #include "splits/mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(kAttentionThreads, T::kPacked ? 2 : 1)
@@ -30,7 +30,8 @@ void launch_attention(const Params& p, bool vectors, cudaStream_t stream) {
   attention_kernel<T, Tile, Params><<<blocks, kAttentionThreads, AttentionForwardShared<Tile>::kBytes, stream>>>(p, g);
 }
 
-// kOverlap: built for compute capability 9.0.
+// kOverlap: whether this code is built for compute capability 9.0, where a kernel may begin while the previous one
+// runs.
 template <bool kOverlap>
 void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream) {
   const bool vectors = attention_at_16_bytes(p);
@@ -41,7 +42,8 @@ void run_attention(const AttentionParams& p, const AttentionPlan& plan, cudaStre
                                                : run_attention_mma<T>(p, vectors, stream);
     } else {
       const auto launch = [&](auto tile) { launch_attention<T, decltype(tile)>(p, vectors, stream); };
-      // The number of keys per stage lets two blocks of threads fit into a multiprocessor's shared memory.
+      // The third argument, the number of keys per stage, is so small that two blocks of threads share a
+      // multiprocessor.
       if (plan.kernel == AttentionKernel::kFewRows) {
         p.head_dim <= 128 ? launch(AttentionTile<1, 128, 16>{}) : launch(AttentionTile<1, 256, 16>{});
       } else if (p.head_dim <= 64) {

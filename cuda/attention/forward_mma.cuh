@@ -1,8 +1,8 @@
-// attention, forward, of bf16 and fp16 by mma.sync, for SM80 and later. The kernel serves every shape, stride and list
-// of sequences. A block of four warps computes 64 rows. A row is one query in one of the heads that share a key head.
-// The warps process one block of keys after another. K and V pass through shared memory; scores, probabilities and sums
-// stay in registers. Copies by cp.async load V while products with K run, and the next K while products with V run.
-// Bound by mma.sync; numbers: README.md.
+// The forward of attention for bf16 and fp16 by mma.sync, for SM80 and later. The kernel serves every shape, stride and
+// list of sequences. A block of four warps computes 64 rows. A row is one query in one of the heads that share a key
+// head. The warps process one block of keys after another. K and V pass through shared memory; scores, probabilities
+// and sums stay in registers. While products with K run, cp.async loads V, and while products with V run, the next K.
+// mma.sync limits the speed. README.md has measurements.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -14,25 +14,25 @@
 #include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// The shape of a block of threads. kColumns: head_dim, rounded up. Columns past head_dim, or past value_dim in V and O,
-// are +0.
+// The shape of a block of threads. kColumns: head_dim, rounded up. The added columns (past head_dim in Q and K, past
+// value_dim in V and O) are +0.
 template <int kColumns_>
 struct MmaTile {
   static constexpr int kColumns = kColumns_, kWarps = 4;
   static constexpr int kThreads = 32 * kWarps, kRows = 16 * kWarps;
   static constexpr int kKeys = attention_block(kColumns);
   static constexpr int kScores = kKeys / 8, kSums = kColumns / 8;         // tiles of 8 columns
-  static constexpr int kSteps = kColumns / 16;                            // steps of 16 columns that a score takes
+  static constexpr int kSteps = kColumns / 16;                            // a score is a sum of steps of 16 columns
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kOperandBytes = kKeys * kRowBytes;
   // Whether queries stay in registers; else they are read from shared memory for each block of keys.
   static constexpr bool kHoldsQueries = kColumns <= 128;
   static constexpr bool kMerges = true;  // whether a block of threads processes several splits of its rows
   static constexpr int kQueryBytes = kRows * kRowBytes;
-  // Offsets in shared memory: K, V, the totals of earlier splits, queries, and the offsets in K and in V of the keys of
-  // two blocks. If kHoldsQueries, queries pass through V's memory to registers.
+  // Places in shared memory: K; V; the totals of O over earlier splits; queries; for the keys of two blocks, their
+  // offsets in the arrays of K and V. If kHoldsQueries, queries are loaded to V's place first, and then to registers.
   static constexpr int kTotal = 2 * kOperandBytes, kTotalEnd = kTotal + kThreads * kSums * 16;
   static constexpr int kQueries = kHoldsQueries ? kOperandBytes : kTotalEnd;
   static constexpr int kOffsets = kTotalEnd + (kHoldsQueries ? 0 : kQueryBytes), kBytes = kOffsets + 4 * kKeys * 8;
@@ -46,8 +46,8 @@ __device__ __forceinline__ std::uint32_t chunk_of(std::uint32_t operand, int row
 }
 
 // Loads a chunk of a row. The chunk becomes +0 past `dim` columns and in rows that do not exist. A key of an invalid
-// page becomes NaN, so every row that sees the key becomes NaN. The value of this key becomes +0, so that no other row
-// changes.
+// page becomes NaN, so every row that sees the key (no mask hides it) becomes NaN. The value of this key becomes +0, so
+// that no other row changes.
 template <class T, bool kIsKey>
 __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* head, std::int64_t offset, int chunk,
                                                    int dim, bool vectors, std::uint32_t to) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void load_operand_chunk(const typename T::Storage* he
     store_shared_16(to, x.v[0].v);
   }
 }
-// Loads a block of keys or values from `offsets`.
+// Loads a block of keys or values; `offsets` has the place of each in its array.
 template <class T, class Tile, bool kIsKey>
 __device__ __forceinline__ void load_operand_rows(const typename T::Storage* head, const std::int64_t* offsets, int dim,
                                                   bool vectors, std::uint32_t to) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void load_operand_rows(const typename T::Storage* hea
   }
 }
 
-// Computes probabilities from a row's scores and its reference.
+// Computes the probabilities of a row from its scores and its reference m (its largest score, scaled and rounded up).
 template <Exp kExp>
 struct MmaProbability {
   float c, m, q, addend;
@@ -97,8 +97,8 @@ class MmaForward {
   __device__ __forceinline__ MmaForward(const Params& p, const AttentionGrid& g, unsigned char* memory)
       : p_(p), g_(g), memory_(memory), shared_(shared_address(memory)) {}
 
-  // Processes those rows of a tile, from `begin` on, that lie in one sequence. Returns the first row of the next
-  // sequence.
+  // Processes the rows of a tile from `begin` to the end of the tile or of the sequence. Returns the first row after
+  // these.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, p_.cu_seqlens_q, place, begin);
     if constexpr (kMayMix<Params>) {
@@ -109,7 +109,7 @@ class MmaForward {
 #pragma unroll
     for (auto& sees : sees_) sees[0] = sees[1] = 0;
     begin_rows();
-    // Tokens outside every sequence have no offsets to read.
+    // Tokens outside every sequence see no keys.
     if (segment.exists) visit(AttentionSpan(p_, segment.sequence), begin, segment.last);
     finish(segment.sequence, begin, segment.last);
     __syncthreads();  // the next segment overwrites shared memory that the current segment reads
@@ -183,7 +183,7 @@ class MmaForward {
     const int parity = block / Tile::kKeys % 2;
     for (int i = threadIdx.x; i < Tile::kKeys; i += Tile::kThreads) {
       const int j = block + i;
-      const bool used = j < span.num_keys;  // true for unseen keys, too, since their products are computed
+      const bool used = j < span.num_keys;  // also true for masked keys, whose products are computed
       offsets(0, parity)[i] = used ? key_offset(p_, p_.k, span, j) : kZeroRow;
       offsets(1, parity)[i] = used ? key_offset(p_, p_.v, span, j) : kZeroRow;
     }
@@ -323,8 +323,8 @@ class MmaForward {
     }
   }
 
-  // Turns scores into probabilities. The chains of l add the unrounded probabilities. The rounded probabilities become
-  // the A operand of steps of 16 keys.
+  // Turns scores into probabilities. The eight partial sums of l ("chains") add the unrounded probabilities. The
+  // rounded probabilities become the A operand of P V, in steps of 16 keys.
   template <Exp kExp>
   __device__ __forceinline__ void probabilities(float (&s)[Tile::kScores][4],
                                                 std::uint32_t (&weights)[Tile::kScores][2]) {
@@ -366,7 +366,7 @@ class MmaForward {
     }
   }
 
-  // Merges the split's sums into the total.
+  // Merges the sums of the current split into the totals over earlier splits.
   __device__ __forceinline__ void merge_split() {
     float before[2], of_split[2];
 #pragma unroll
@@ -396,7 +396,7 @@ class MmaForward {
     has_total_ = true;
   }
 
-  // Merges sinks into the rows. Only rows that see a key use the result.
+  // Merges the sink of each row's head into the row. Only rows that see a key use the result.
   __device__ __forceinline__ void merge_sinks(std::int64_t begin) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -452,11 +452,12 @@ class MmaForward {
   std::int64_t kv_head_ = 0;
   int first_key_ = 0, last_key_ = 0;
   int sees_[2][2];                   // the range of keys that each of a thread's rows sees
-  AttentionReference reference_[2];  // reference of the split
-  float m_[2], l_[2];                // m and l of the total over earlier splits
+  AttentionReference reference_[2];  // the references of the current split
+  float m_[2], l_[2];                // totals of m and l over earlier splits
   bool has_total_ = false;
-  float chains_[2][2];          // two chains of l for each row: keys 2 t and 2 t + 1 of every eight
-  float sums_[Tile::kSums][4];  // O of the split
+  float chains_[2][2];          // for each row, two of the eight chains of l: keys 2 t and 2 t + 1 of every eight keys,
+                                // t = lane % 4
+  float sums_[Tile::kSums][4];  // O of the current split
   std::uint32_t q_[Tile::kHoldsQueries ? Tile::kSteps : 1][4];
 };
 

@@ -1,8 +1,8 @@
-// attention, forward, of bf16 and fp16 by wgmma, for SM90. It serves sequences with many queries, and heads whose
-// tokens TMA can load, including tokens in pages. A block of threads is persistent. Two of its warps load. Two or three
+// The forward of attention for bf16 and fp16 by wgmma, for SM90. The kernel serves sequences with many queries, if TMA
+// can load their heads, also from pages. A block of threads is persistent, and two of its warps load. Two or three
 // warpgroups share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, the
-// softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. Bound by wgmma; numbers:
-// README.md.
+// softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. wgmma limits the speed.
+// README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "wgmma_rows_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   WgmmaRows<T, Tile, kExp> rows(p, shared, warpgroup, &call,
                                 reinterpret_cast<float2*>(memory + WgmmaShared<Tile>::kRowTotalsAt));
   if (warpgroup == Tile::kWarpgroups - 1)
-    asm volatile("bar.arrive 2, 256;" ::: "memory");  // warpgroup 0 has the first turn
+    asm volatile("bar.arrive 2, 256;" ::: "memory");  // so warpgroup 0 has the first turn on the tensor cores
   RingPosition slot;
 #pragma unroll 1
   for (;;) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     asm volatile("bar.sync %0, 128;" ::"r"(2 + Tile::kWarpgroups + warpgroup) : "memory");
     if (work.places < 0) break;
     rows.run(work);
-    mbarrier_arrive(shared.tile_empty(slot.stage));  // each thread has read `work` for the last time
+    mbarrier_arrive(shared.tile_empty(slot.stage));  // this thread no longer reads `work`
     slot.advance(2);
   }
   if constexpr (kMayMix<Params>) say_done(call);
@@ -103,7 +103,7 @@ WgmmaCallOf<Params> wgmma_call(const Params& p) {
   return call;
 }
 
-// Clears the counter of tiles. The next kernel may begin as soon as the counter is clear.
+// Clears the counter from which blocks of threads take tiles. The next kernel may begin as soon as the counter is 0.
 __global__ void clear_tile_counter_kernel(std::uint32_t* counter) {
   atomicExch(counter, 0u);
   __threadfence();

@@ -1,4 +1,4 @@
-// The primitives of attention's tiles (kernels/attention/multiply.h) on CUDA.
+// The primitives that kernels/attention/multiply.h needs for tiles of attention, on CUDA.
 #pragma once
 
 #include "../common/kernel_memory.h"
@@ -7,7 +7,7 @@
 #include "kernels/attention/multiply.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 struct AttentionGpu {
   static constexpr bool kHasHardwareExp = true;
@@ -21,7 +21,7 @@ struct AttentionGpu {
   }
   static __device__ __forceinline__ int threads() { return static_cast<int>(blockDim.x); }
   static __device__ __forceinline__ void barrier() { __syncthreads(); }
-  // Whether `value` is true in any thread of the block. The call is also a barrier.
+  // Returns whether `value` is true in any thread of the block. The call is also a barrier of the block.
   static __device__ __forceinline__ bool any(bool value, std::uint32_t*) { return __syncthreads_or(value); }
   static __device__ __forceinline__ float shuffle_xor(float x, int distance) {
     return __shfl_xor_sync(0xffffffffu, x, distance);

@@ -6,8 +6,8 @@
 
 namespace rlk::cuda {
 
-// Returns the tensor map of q or an array of q's shape (is_query), or of k, v or their pages. A box has `box_tokens`
-// tokens of one head by `box_columns` columns (64 or 32). Columns past the array's last are read as +0.
+// Returns the tensor map of q or an array of q's shape (if is_query), or of k, v or their pages (if not). A box has
+// `box_tokens` tokens of one head by `box_columns` columns (64 or 32). Columns past the array's last are read as +0.
 inline CUtensorMap attention_map(const AttentionInput& p, const AttentionHeads& a, bool is_query, int box_tokens,
                                  int box_columns = 64, std::int64_t columns = 0) {
   if (columns == 0) columns = p.head_dim;

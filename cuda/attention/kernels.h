@@ -1,5 +1,6 @@
 // Host entry points of the attention kernels, one per architecture, and the plans of the forward and the backward. All
-// plans give the same bits. attention.cpp checks the arguments.
+// plans give the same bits. attention.cpp checks the arguments. A row is one query in one query head. A split is 1024
+// or more consecutive keys with their own sums m (reference), l and O. The splits of a row are merged later.
 #pragma once
 
 #include <algorithm>
@@ -10,22 +11,22 @@
 namespace rlk::cuda {
 
 enum class AttentionKernel : std::int32_t {
-  kTiles,     // blocks of 64 rows; float32: 64 rows, or 32 for more than 128 columns
-  kFewRows,   // blocks of threads with 16 rows, for sequences with few rows; bf16 and fp16: one block for each split
-  kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor in place of three; for 65 to 128
-              // columns and rows that begin at multiples of 16 bytes
-  kPairs,     // sm_90: kFewRows for few blocks of threads, with at most 128 columns and value_dim equal to head_dim.
-              // TMA must be able to fetch K and V, or their pages. kClusters and kGroups have these conditions, too
-  kClusters,  // sm_90: four blocks of threads per split, for calls with fewer splits than kPairs serves; 65 to 128
+  kTiles,     // a block of threads has 64 rows; float32: 32 rows with more than 128 columns
+  kFewRows,   // for sequences with few rows: a block of threads has 16 rows and, in bf16 and fp16, one split
+  kDense,     // sm_90: kFewRows with four blocks of threads per multiprocessor in place of three, if heads have 65 to
+              // 128 columns and begin at multiples of 16 bytes
+  kPairs,     // sm_90: kFewRows for calls with few blocks of threads. Conditions: at most 128 columns, value_dim equal
+              // to head_dim, and K and V, or their pages, that TMA can load. kClusters and kGroups have the same
+              // conditions
+  kClusters,  // sm_90: four blocks of threads per split, for calls with even fewer splits; 65 to 128 columns
+  kGroups,    // sm_90: kFewRows for shared prefixes; a warpgroup computes a shared split for 64 rows of a group of
+              // sequences
+  kWgmma,     // sm_90: bf16 and fp16, if TMA can load the heads, without a softcap; trees need heads of 64 or 128
               // columns
-  kGroups,    // sm_90: kFewRows for groups that share splits; a warpgroup computes a shared split for 64 rows of the
-              // group
-  kWgmma,     // sm_90: bf16 and fp16, heads that TMA can fetch, without a softcap; for trees: heads of 64 or 128
-              // columns
-  kTall,      // sm_90: kWgmma with tiles of 192 queries in place of 128, for the hardware's exponential and heads of 64
-              // columns, or of 136 to 192 with at most 128 of values; no tree
-  kMixed,  // bf16 and fp16, packed queries: sequences with few queries take splits as in kFewRows. Other sequences take
-           // wgmma if kWgmma fits, else the kernel of kTiles
+  kTall,      // sm_90: kWgmma with tiles of 192 queries in place of 128. Conditions: the hardware's exponential, no
+              // trees, and heads of 64 columns, or of 136 to 192 with at most 128 columns of values
+  kMixed,  // bf16 and fp16, packed queries: sequences with few queries are served as in kFewRows, and all others by the
+           // kernel of kWgmma if it fits, else by the kernel of kTiles
 };
 struct AttentionPlan {
   AttentionKernel kernel = AttentionKernel::kTiles;
@@ -44,7 +45,7 @@ constexpr const char* name_of(const AttentionPlan& plan) {
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
 // Bytes of workspace. A tree needs its table of paths, and kWgmma needs a counter of tiles behind that table. The plans
-// from kFewRows to kGroups need the results of splits. MixedGrid has the parts of kMixed's workspace.
+// from kFewRows to kGroups need the sums of splits. The workspace of kMixed is described by MixedGrid.
 std::int64_t workspace_bytes_of(const AttentionParams& p, const AttentionPlan& plan);
 
 // Columns of the wgmma kernels' tiles. A head may have fewer columns than its tile.
@@ -56,46 +57,47 @@ struct TileColumns {
     return {columns, columns};
   }
 };
-// Whether heads of at most 128 columns fill a tile. Other heads have separate instances of the kernels, whose stores
-// stop at the head's last column. There are no such instances for trees and shared splits.
+// Whether heads of at most 128 columns fill a tile. Other heads have separate instances of the kernels (kPadded), which
+// store nothing past the head's last column. Trees and shared splits have no such instances.
 inline bool fills_tile(const AttentionInput& p) {
   return p.value_dim == p.head_dim && (p.head_dim == 64 || p.head_dim == 128);
 }
 
-// kWgmma with more than 128 columns of v: the workspace holds the totals of splits that do not fit into shared memory,
-// for kOuterTotals blocks of threads. No GPU of compute capability 9.0 has more multiprocessors. The counter of tiles
-// lies before the totals.
+// The kernel of kWgmma merges each split into totals. With more than 128 columns of v, the workspace holds those totals
+// that do not fit into shared memory, for up to kOuterTotals blocks of threads. No GPU of compute capability 9.0 has
+// more multiprocessors. The counter of tiles lies before the totals.
 constexpr int kOuterTotals = 132;
 constexpr std::int64_t kOuterTotalsAt = 16, kOuterTotalBytes = 24 * 256 * 16;
 inline bool has_outer_totals(const AttentionParams& p) {
   return p.head_dim > 128 && TileColumns::of(p.head_dim, p.value_dim).values > 128;
 }
 
-// choose_plan() takes splits for the whole call up to this number of rows per key head and sequence, on average. So few
-// rows would leave most of a larger tile empty.
+// Up to this number of rows per key head and sequence, on average, choose_plan() takes a plan of kFewRows to kGroups.
+// So few rows would leave most of a larger tile empty.
 constexpr std::int64_t kFewRows = 32;
 
 // The grid of the plans from kFewRows to kGroups. A block of threads, or a cluster, computes one split for kRows rows
-// of a key head; a row is one head of a query. The workspace has m and l of each row and split, then O, aligned to 16
-// bytes.
+// of a key head. The workspace has m and l of each row and split, then O, aligned to 16 bytes.
 struct SplitGrid {
   static constexpr int kCluster = 4;  // blocks of threads of kClusters
   static constexpr std::int64_t kRows = 16, kSharedRows = 64;
-  std::int64_t tiles;   // tiles of rows per sequence; if packed, slots for the tiles of all sequences
+  std::int64_t tiles;   // tiles of rows per sequence; if packed, at least the tiles of all sequences
   std::int64_t splits;  // largest number of splits of any sequence
-  // Whether rows of a group read shared splits together, 64 rows at a time. Groups must have at least kSharedRows rows
-  // on average, or half as many for kGroups; with fewer rows, sharing would be slower.
+  // Whether the rows of a group of sequences read the splits of their shared prefix together, 64 rows at a time. Groups
+  // must have at least kSharedRows rows on average, or half as many for kGroups; with fewer rows, sharing would be
+  // slower.
   bool shares;
-  // Blocks of threads per tile and key head. A block of threads computes one split. If groups share splits, the block
-  // also computes every `stride`-th split after its first split.
+  // Blocks of threads per tile and key head. A block of threads computes one split or, if groups share splits, its
+  // first split and every `stride`-th split after it.
   std::int64_t stride;
   std::int64_t blocks;
-  // Estimate of the blocks of threads that have work in a call without shared splits, if every sequence has a tile of
-  // rows and the most keys. Packed queries have more slots than tiles, so the other blocks have no rows.
+  // An estimate of the blocks of threads that have work, for calls without shared splits. The estimate assumes that
+  // every sequence has a tile of rows and the most keys. With packed queries `blocks` may be larger, since some blocks
+  // have no rows.
   std::int64_t busy;
-  std::int64_t sums_at, end;  // offsets of O and of the end, in floats
+  std::int64_t sums_at, end;  // where O begins and ends in the workspace, in floats
   bool merges;                // false: the call has one split, and its blocks write the results without a workspace
-  bool long_first;  // whether blocks take the last splits first; true for one sequence, whose last splits are longer
+  bool long_first;  // whether the last splits begin first; true for one sequence with splits of more than 1024 keys
 
   explicit SplitGrid(const AttentionParams& p, std::int64_t shared_rows = kSharedRows)
       : SplitGrid(p, attention_splits(p.k_tokens),
@@ -122,20 +124,22 @@ struct SplitGrid {
 // The grid of kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve all other
 // sequences. The host cannot read the sequences' lengths, so its sizes are upper bounds.
 struct MixedGrid {
-  static constexpr std::int64_t kMostRows = 64;  // a sequence with few queries has at most this many rows per key head
-  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // most bytes of the results; `few` is lowered to
-                                                                       // stay below
+  static constexpr std::int64_t kMostRows = 64;  // most rows per key head of a sequence with few queries
+  static constexpr std::int64_t kMostBytes = std::int64_t{256} << 20;  // most bytes of the splits' sums; a large call
+                                                                       // has a smaller `few`
   std::int64_t few, splits;
   bool is_decode;              // whether sequences have few queries on average
-  bool by_token;               // whether results are indexed by token; else each sequence has room for `few` queries
-  std::int64_t slots, blocks;  // slots: blocks of threads that share the tiles of a split; blocks: all of the call
-  std::int64_t rows_at, sums_at, totals_at, end;  // offsets in floats, behind two counters
+  bool by_token;               // true: splits' sums are indexed by token; false: each sequence has room for `few`
+                               // queries
+  std::int64_t slots, blocks;  // slots: blocks of threads that share the tiles of one split; blocks: all blocks of
+                               // threads
+  std::int64_t rows_at, sums_at, totals_at, end;  // places in the workspace, in floats; two counters come first
   bool merges;                                    // false: as in SplitGrid
 
   explicit MixedGrid(const AttentionParams& p) : splits(attention_splits(p.k_tokens)), merges(splits != 1) {
     const std::int64_t group = p.num_q_heads / p.num_kv_heads, rows = p.q_tokens * group;
     few = std::max<std::int64_t>(kMostRows / group, 1);
-    const std::int64_t results = p.num_q_heads * splits;  // results of one query
+    const std::int64_t results = p.num_q_heads * splits;  // splits' sums of one query: one m, l and O each
     is_decode = rows <= kFewRows * p.num_sequences;
     while (!is_decode && merges && few > 1 && places(p) * results * (2 + p.value_dim) * 4 > kMostBytes) few /= 2;
     by_token = p.q_tokens <= few * p.num_sequences;
@@ -153,7 +157,7 @@ struct MixedGrid {
   std::int64_t places(const AttentionParams& p) const { return std::min(p.q_tokens, few * p.num_sequences); }
 };
 struct MixedParams : AttentionParams {
-  std::int64_t few;  // `few` and `by_token`: as in MixedGrid
+  std::int64_t few;  // `few` and `by_token` are those of MixedGrid
   bool by_token;
   // Whether splits serve sequence b.
   RLK_HD bool has_few(std::int64_t b) const {
@@ -161,8 +165,8 @@ struct MixedParams : AttentionParams {
     return q.last - q.first <= few;
   }
 };
-// Whether code for these params tests which sequences have few queries. A kernel then skips these sequences, or serves
-// only them.
+// Whether a kernel with these Params serves mixed batches. It then tests which sequences have few queries, and serves
+// either these sequences or all others.
 template <class Params>
 constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
@@ -170,8 +174,8 @@ constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 enum class GradientKernel : std::int32_t {
   kPasses,  // one pass computes dq, and a second pass computes dk and dv; serves every call
   kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls that the forward's kWgmma serves
-  kParts,   // kWgmma with a separate job for each query head of a key head that has several query heads; no trees, and
-            // at most 128 columns
+  kParts,   // kWgmma with a separate job for each query head, if key heads have several query heads; no trees, and at
+            // most 128 columns
 };
 constexpr GradientKernel kGradientKernels[] = {GradientKernel::kPasses, GradientKernel::kWgmma, GradientKernel::kParts};
 constexpr const char* name_of(GradientKernel kernel) {
@@ -184,28 +188,28 @@ GradientKernel choose_plan(const AttentionBackwardParams& p, int capability);
 std::int64_t workspace_bytes_of(const AttentionBackwardParams& p, GradientKernel kernel);
 
 // For kWgmma and kParts: the numbers of tiles of 64 queries, of blocks of keys and of jobs, and the parts of the
-// workspace. Tiles begin at positions that are multiples of 64. So the queries of a sequence may lie in one tile more
-// than they would fill.
+// workspace. Tiles begin at positions that are multiples of 64. A sequence's first query need not begin a tile, so its
+// queries may lie in one tile more than they would fill.
 struct GradientLayout {
   static constexpr std::int64_t kTurnsAt = 16;
-  std::int64_t slack;               // slots between packed sequences
-  std::int64_t of_sequence, slots;  // numbers of tiles of queries: per unpacked sequence; in all
+  std::int64_t slack;               // a packed sequence gets up to this many tiles more than its queries fill
+  std::int64_t of_sequence, slots;  // tiles of queries per sequence if q is not packed; tiles of queries in all
   std::int64_t key_blocks;          // blocks of keys per sequence, or of all sequences if packed
   // A job has a block of keys of a key head, and all query heads of the key head or one of them. block_jobs: blocks of
   // keys times key heads.
   std::int64_t block_jobs, parts, jobs;
   std::int64_t works_at, scalars_at, sums_at, end;  // bytes
-  // Trees: counters and sums of the rows of dk and dv, since several segments add to a row. Then the rows of each block
-  // of keys, the number of blocks of earlier segments, and the table of paths.
+  // For trees: counters and sums of the rows of dk and dv, since several segments add to a row. After them come the
+  // keys of each block, the number of blocks of earlier segments, and the table of paths.
   std::int64_t row_turns_at, row_sums_at, rows_at, firsts_at, paths_at;
   std::int64_t kept_turns_at, kept_at;  // dk and dv between two jobs of a block of keys
-  // More than 128 columns: the number of pairs of tiles of queries in all sequences, for the separate kernel that
-  // computes dq.
+  // For more than 128 columns: the number of pairs of tiles of queries in all sequences. A separate kernel computes dq
+  // for one such pair at a time.
   std::int64_t query_pairs, query_works_at;
   static constexpr std::int64_t kWorkBytes = 64, kRowBytes = 8;
 
   GradientLayout(const AttentionBackwardParams& p, GradientKernel kernel) {
-    // `aligned`: query i of each sequence has position i, so query 0 begins a tile.
+    // `aligned`: in each sequence, query i is the query of key i, so query 0 begins a tile.
     const bool trees = p.parents != nullptr;
     const bool aligned = !trees && p.seqused_q == nullptr && p.seqused_k == nullptr && p.leftpad_k == nullptr &&
                          p.cu_seqlens_q == p.cu_seqlens_k && p.q_tokens == p.k_tokens;
@@ -246,13 +250,14 @@ RLK_CUDA_KERNELS(void attention_mixed(const AttentionParams& p, cudaStream_t str
 RLK_CUDA_KERNELS(void attention_partials(const AttentionPartialsParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_merge(const AttentionMergeParams& p, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_backward(const AttentionBackwardParams& p, GradientKernel kernel, cudaStream_t stream);)
-// Calls with trees. The plans of the forward are kTiles and kWgmma.
+// Entry points for calls with trees. The plans of their forward are kTiles and kWgmma.
 RLK_CUDA_KERNELS(void attention_tree(const AttentionParams& p, const AttentionPlan& plan, cudaStream_t stream);)
 RLK_CUDA_KERNELS(void attention_tree_backward(const AttentionBackwardParams& p, GradientKernel kernel,
                                               cudaStream_t stream);)
 
-// The wgmma kernels are compiled for one form at a time. kWhole: heads of 64 or 128 columns. kPadded: other heads of at
-// most 128 columns. kWide: heads of more than 128 columns. kTall: the plan of that name. Only kWhole serves trees.
+// The wgmma kernels have four forms, which are compiled separately. kWhole: heads of 64 or 128 columns. kPadded: other
+// heads of at most 128 columns. kWide: heads of more than 128 columns. kTall: the plan of that name. Only kWhole serves
+// trees.
 enum class WgmmaForm { kWhole, kPadded, kWide, kTall };
 namespace sm90 {
 template <WgmmaForm kForm>

@@ -1,5 +1,6 @@
-// attention, forward, of mixed batches. One kernel computes tiles of queries for sequences with many queries. At the
-// same time another kernel computes splits for sequences with few queries.
+// The forward of attention for mixed batches: some sequences have many queries (prefill), and others have few (decode).
+// One kernel computes tiles of queries for sequences with many queries. At the same time another kernel computes splits
+// of the keys for sequences with few queries.
 #pragma once
 
 #include "forward.cuh"
@@ -8,11 +9,11 @@
 #endif
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// Computes the splits of sequences with few queries. `waits`: this kernel waits for the previous kernel, since the
-// merge waits only for this kernel. `counter`: the counter of tiles of the next kernel, which this kernel clears, or
-// null.
+// Computes the splits of sequences with few queries. `waits`: this kernel ends only after the previous kernel, since
+// the merge that follows waits only for this kernel. `counter`: null, or the counter of tiles of the next kernel, which
+// this kernel clears.
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
     attention_mixed_split_kernel(const __grid_constant__ MixedParams p, const __grid_constant__ SplitCall call,
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
       atomicExch(counter, 0u);
       __threadfence();
     }
-    __syncthreads();  // the next kernel begins once all threads have passed this line
+    __syncthreads();  // so the next kernel begins after the counter is clear
   }
   allow_next_kernel();
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(128)
     if (p.by_token) sequence = sequence_of(p.cu_seqlens_q, p.num_sequences, unit);
     if (sequence < p.num_sequences) tokens = attention_place(p.cu_seqlens_q, sequence, p.q_tokens);
   }
-  wait_for_previous_kernel();  // needed even without results to merge, since the next kernel waits only for this kernel
+  wait_for_previous_kernel();  // also in warps without rows to merge, since the next kernel waits only for this kernel
   if (tokens.last - tokens.first > p.few || tokens.empty()) return;
   const AttentionSpan span(p, sequence);
   const std::int64_t first_result = p.by_token ? 0 : sequence * p.few - tokens.first, head = warp % p.num_q_heads;
@@ -96,7 +97,7 @@ class MixedLaunches {
     constexpr bool kHasTotals = Tile::kOuterFours > 0;
     const int present = multiprocessors(current_device()), all = kHasTotals ? std::min(present, kOuterTotals) : present;
     const int part = std::max(all * 5 / 8, 1);
-    // The number of tiles if each sequence had one query, except one sequence with all other queries.
+    // The number of tiles in a typical batch: one sequence has many queries, and all others have one query.
     const std::int64_t likely =
         (std::max(p_.q_tokens - p_.num_sequences, std::int64_t{1}) + 127) / 128 * p_.num_q_heads;
     WgmmaMixedCall call;
@@ -107,11 +108,11 @@ class MixedLaunches {
     auto* const totals = reinterpret_cast<float4*>(static_cast<float*>(p_.workspace) + grid_.totals_at);
     if (kHasTotals) call.totals = totals;
     auto* const counters = static_cast<std::uint32_t*>(p_.workspace);
-    if (grid_.is_decode || likely <= all) {  // most tiles run at once, so no counter is needed
+    if (grid_.is_decode || likely <= all) {  // most tiles run at once, without a counter
       call.all_blocks = static_cast<int>(std::min<std::int64_t>(likely, grid_.is_decode ? part : all));
       launch_tiles<Tile, kExp, false>(call, call.all_blocks);
       launch_splits(true, true, nullptr);
-    } else if (grid_.blocks <= 3 * std::int64_t{all} || part == all) {  // all splits run at once, so they end soon
+    } else if (grid_.blocks <= 3 * std::int64_t{all} || part == all) {  // all splits run at once and end soon
       call.counter = counters;
       call.all_blocks = all;
       call.waits = true;

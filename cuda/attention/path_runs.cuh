@@ -1,4 +1,4 @@
-// For trees: the runs of a path's keys whose tokens follow one another in memory.
+// For trees: runs of keys of a path. The tokens of a run are consecutive in memory.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +6,9 @@
 #include "kernels/attention/span.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// Keys [first, last) of a path, which are the tokens from `token` on.
+// A run: keys [first, last) of a path are consecutive tokens, and key `first` is token `token`.
 struct PathRun {
   std::int32_t first, last, token;
   __device__ __forceinline__ bool holds(int begin, int end) const { return first <= begin && end <= last; }

@@ -1,11 +1,11 @@
-// In a matrix unit's sums, four lanes share a row. These lanes exchange pairs of columns, so that each lane gets eight
-// neighbouring columns.
+// An exchange of columns between lanes. In the sums of a product by mma or wgmma, four lanes share a row, and each has
+// pairs of columns. After the exchange each lane has eight neighbouring columns.
 #pragma once
 
 #include <cstdint>
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Before the call, x[k] holds columns 8 k + 2 t and the next one, where t = lane % 4, for four tiles k of eight
 // columns. After the call, lane t has the eight columns of tile t.

@@ -1,12 +1,13 @@
-// attention's gradient of sinks, which needs only lse and delta. A block of threads sums one query head; each of its
-// threads sums a group of 64 rows. Bound by the latency of memory, since a thread reads its rows one after another.
+// The gradient of attention's sinks (an extra score per query head), which needs only lse and delta. A block of threads
+// sums one query head; each of its threads sums a group of 64 rows. Memory latency limits the speed, since a thread
+// reads its rows one after another.
 #pragma once
 
 #include "gpu.cuh"
 #include "kernels/attention/sinks.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 __global__ void __launch_bounds__(kSinkGroups)
     attention_sinks_kernel(const __grid_constant__ AttentionBackwardParams p, const float* delta, std::int64_t rows) {

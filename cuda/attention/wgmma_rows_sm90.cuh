@@ -9,7 +9,7 @@
 #include "wgmma_totals_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
 // / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next of scores and sums. s[4 j + 2 r + c] is row r,

@@ -5,7 +5,7 @@
 #include "wgmma_work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Shared memory holds the totals. Totals that do not fit lie in L2.
 template <class Tile, Exp kExp>

@@ -10,7 +10,7 @@
 #include "path_runs.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // kColumns: columns of q and k in a tile. kValueColumns: columns of v and O. kIsPadded: whether heads may have fewer
 // columns than the tile. kWarpgroups: number of warpgroups; each computes 64 queries.

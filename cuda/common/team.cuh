@@ -2,7 +2,7 @@
 #pragma once
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 struct Warp {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }

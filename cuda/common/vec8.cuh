@@ -8,7 +8,7 @@
 #include "rlk/base.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Loads data that is read only once. The load bypasses L1, so that L1 keeps the data that threads read again.
 __device__ __forceinline__ uint4 load_once(const void* from) {

@@ -14,7 +14,7 @@
 #include "probability.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread

@@ -8,7 +8,7 @@
 #include "kernels/vocabulary/logprob_smoothing.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 struct SmoothingBlock {
   float* shared_nodes;

@@ -14,7 +14,7 @@
 #include "plan.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Template arguments of the kernels: a call's dtype, its exponential, and whether the call needs moments (for entropy,
 // sum_p_sq or statistics).

@@ -10,7 +10,7 @@
 #include "row.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 constexpr int kForwardBlock = 128;     // minimum number of threads per block
 constexpr int kForwardThreads = 1024;  // minimum number of threads per multiprocessor, with 64 registers each

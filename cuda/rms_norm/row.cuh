@@ -9,7 +9,7 @@
 #include "kernels/rows/rms_norm_row.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Loads the weights of eight columns and adds the offset. The weights have the rows' type or float32. Without a weight
 // they are 1.

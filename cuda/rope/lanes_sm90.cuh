@@ -9,7 +9,7 @@
 #include "rotate.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 constexpr int kLaneHeads = 2;  // heads per slot
 // The number of blocks per multiprocessor, which limits a thread's registers.

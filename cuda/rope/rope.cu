@@ -20,7 +20,7 @@
 #endif
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // head_in() and head_out() return the address of a head of a token. Heads are numbered through queries first, then
 // keys.

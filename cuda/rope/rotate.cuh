@@ -7,7 +7,7 @@
 #include "kernels.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Returns a section's position id, or 0 for a call without ids.
 __device__ __forceinline__ std::int64_t position_of(const RopeParams& p, const RopeToken& at, int section) {

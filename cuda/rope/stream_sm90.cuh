@@ -12,7 +12,7 @@
 #include "rotate.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // The shape of a launch: the fields of RopeStages, and the numbers of threads that rotate. A thread rotates two vec8s
 // in every lanes-th head.

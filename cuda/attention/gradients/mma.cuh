@@ -1,30 +1,31 @@
-// attention, backward, of bf16 and fp16 by mma.sync, for SM80 and later. The kernels serve every shape, stride and list
-// of sequences. One pass computes dq, and its rows are queries. A second pass computes dk and dv, and its rows are
-// keys. In both passes a block of four warps has 64 rows, and processes the tokens of the other kind (keys or queries)
-// 32 at a time, through two stages of shared memory. Both passes compute the scores, so a call takes seven products in
-// place of five. Bound by mma.sync; numbers: README.md.
+// The backward of attention for bf16 and fp16 by mma.sync, for SM80 and later. The kernels serve every shape, stride
+// and list of sequences. One pass computes dq: its rows are queries, and it processes keys for each row. A second pass
+// computes dk and dv: its rows are keys, and it processes queries. These keys or queries are the "others" of a pass. In
+// both passes a block of four warps has 64 rows, and processes 32 others at a time, through two stages of shared
+// memory. Both passes compute the scores, so a call takes seven products in place of five. mma.sync limits the speed.
+// README.md has measurements.
 #pragma once
 
 #include "../forward_mma.cuh"
 #include "kernels/attention/backward.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// The shape of a block of threads. kColumns: head_dim, rounded up, with +0 in the added columns. kOthers: tokens of the
-// other kind per step. A block of threads writes kOut columns of its gradients.
+// The shape of a block of threads. kColumns: head_dim, rounded up, with +0 in the added columns. kOthers: number of
+// others per step. A block of threads writes kOut columns of its gradients.
 template <int kColumns_, bool kOfKeys_, int kMostOut = 128>
 struct BackwardMmaTile {
   static constexpr int kColumns = kColumns_;
-  static constexpr bool kOfKeys = kOfKeys_;  // the pass for dk and dv; else the pass for dq
+  static constexpr bool kOfKeys = kOfKeys_;  // true: the pass for dk and dv; false: the pass for dq
   static constexpr int kWarps = 4, kThreads = 32 * kWarps, kRows = 16 * kWarps, kOthers = 32;
   static constexpr int kOut = kColumns < kMostOut ? kColumns : kMostOut, kParts = kColumns / kOut;
   static constexpr int kScores = kOthers / 8, kSums = kOut / 8;  // tiles of 8 columns
   static constexpr int kSteps = kColumns / 16;
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8;  // a chunk is 16 bytes
   static constexpr int kBlock = attention_block(kColumns);
-  // Offsets in shared memory: K and V, or Q and dO, of the block's rows; two stages of the two operands of the other
-  // kind; two stages of u and delta.
+  // Places in shared memory: K and V of the block's rows, or Q and dO if the rows are queries; two stages of K and V,
+  // or Q and dO, of the others; two stages of u = lse * log2(e) and delta.
   static constexpr int kOwnBytes = kRows * kRowBytes, kOtherBytes = kOthers * kRowBytes;
   static constexpr int kOthersAt = 2 * kOwnBytes, kScalarsAt = kOthersAt + 4 * kOtherBytes;
   static constexpr int kBytes = kScalarsAt + 4 * kOthers * 4;
@@ -42,8 +43,8 @@ class MmaBackward {
   __device__ __forceinline__ MmaBackward(const Params& p, const AttentionGrid& g, int part, unsigned char* memory)
       : p_(p), g_(g), part_(part), memory_(memory), shared_(shared_address(memory)) {}
 
-  // Processes those rows of a tile, from `begin` on, that lie in one sequence. Returns the first row of the next
-  // sequence.
+  // Processes the rows of a tile from `begin` to the end of the tile or of the sequence. Returns the first row after
+  // these.
   __device__ __forceinline__ std::int64_t run(const AttentionPlace& place, std::int64_t begin) {
     const AttentionSegment segment(p_, g_, Tile::kOfKeys ? p_.cu_seqlens_k : p_.cu_seqlens_q, place, begin);
     kv_head_ = place.kv_head;
@@ -54,7 +55,7 @@ class MmaBackward {
     }
     clear(a_);
     clear(b_);
-    // Tokens outside every sequence have no offsets to read.
+    // Tokens outside every sequence have no gradients to compute.
     if (segment.exists) {
       if constexpr (kSharesKeys) {
         visit_segment(segment.sequence, begin, segment.last);
@@ -78,7 +79,8 @@ class MmaBackward {
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int quad_lane() const { return threadIdx.x % 4; }
   __device__ __forceinline__ int row_of_thread(int r) const { return threadIdx.x / 32 * 16 + lane() / 4 + 8 * r; }
-  // Operands of the rows. Operand 0: K, or Q if the rows are queries. Operand 1: V, or dO if the rows are queries.
+  // own(): an operand of the rows. Operand 0 is K, or Q if the rows are queries. Operand 1 is V, or dO if they are
+  // queries.
   __device__ __forceinline__ std::uint32_t own(int operand) const { return shared_ + operand * Tile::kOwnBytes; }
   __device__ __forceinline__ std::uint32_t others(int operand, int stage) const {
     return shared_ + Tile::kOthersAt + (2 * stage + operand) * Tile::kOtherBytes;
@@ -87,8 +89,9 @@ class MmaBackward {
     return reinterpret_cast<float*>(memory_ + Tile::kScalarsAt) + (2 * stage + which) * Tile::kOthers;
   }
 
-  // Returns the range of keys that a row sees or, if the row is a key, the positions of the queries that see it. A
-  // query's position is the key number of its own token.
+  // If the row is a query, returns the range of keys that it sees (no mask hides them). If the row is a key, returns
+  // the range of positions of the queries that see it. A query's position is the number of its own token among the
+  // keys.
   __device__ __forceinline__ AttentionRange seen_by(const AttentionSpan& span, std::int64_t row) const {
     if constexpr (Tile::kOfKeys) {
       const std::int64_t j = row - first_key_token(span);
@@ -117,7 +120,8 @@ class MmaBackward {
     }
   }
 
-  // Returns the token that would be key 0 if all keys lay in memory as the rows' keys do.
+  // Returns a token t: token t + j is key j, for all keys j among the rows. In a tree, other keys may have other
+  // tokens.
   __device__ __forceinline__ std::int64_t first_key_token(const AttentionSpan& span) const {
     return kSharesKeys ? own_first_ : span.k_first;
   }
@@ -140,7 +144,7 @@ class MmaBackward {
   }
 
   // For keys of a tree's segment: computes separate sums for each segment of queries that sees any of the keys, and
-  // adds them in ascending order of segments. Every key is seen at least by the query of its own token.
+  // adds them in ascending order of segments. At least the query of a key's own token sees the key.
   __device__ __forceinline__ void visit_segment(std::int64_t segment, std::int64_t begin, std::int64_t end) {
     own_first_ = AttentionSpan(p_, segment).k_first;
     Sums dk, dv;
@@ -215,8 +219,8 @@ class MmaBackward {
     }
   }
 
-  // A step of walk(): tokens [x, x + kOthers) of query head `outer` of the group, or of the block of keys that begins
-  // at `outer`.
+  // A step of walk(): others [x, x + kOthers). If they are queries, `outer` is their head in the group of heads that
+  // share a key head. If they are keys, `outer` is the first key of their block.
   struct Step {
     int outer, x;
   };
@@ -248,7 +252,7 @@ class MmaBackward {
   __device__ __forceinline__ void load_others(const AttentionSpan& span, Step at, int stage) const {
     const std::int64_t past = span.num_keys - span.num_queries;
     const auto exists = [&](std::int64_t x) {
-      // True for unseen tokens, too, since their products are computed.
+      // True for all keys, even masked ones, since their products are computed.
       if constexpr (!Tile::kOfKeys) return x < span.num_keys;
       return x >= past && x - past < span.num_queries && !span.keys_of(x - past).empty();
     };
@@ -306,7 +310,7 @@ class MmaBackward {
     }
   }
 
-  // Adds the products of the block's rows with 32 tokens of the other kind to the sums.
+  // Adds the products of the block's rows with 32 others to the sums.
   __device__ __forceinline__ void take(int x, int stage) {
     float s[Tile::kScores][4] = {}, dp[Tile::kScores][4] = {};
     const int row = threadIdx.x / 32 * 16 + lane() % 16;
@@ -332,8 +336,7 @@ class MmaBackward {
     accumulate(ds, others(0, stage), a_);
   }
 
-  // Turns the products of q and k, and of dout and v, into p and ds. Both become the A operand of steps of 16 tokens of
-  // the other kind.
+  // Turns the products of q and k, and of dout and v, into p and ds. p and ds become A operands, in steps of 16 others.
   template <bool kCaps>
   __device__ __forceinline__ void weights(int x, int stage, const float (&s)[Tile::kScores][4],
                                           const float (&dp)[Tile::kScores][4], std::uint32_t (&p)[Tile::kScores][2],
@@ -382,7 +385,7 @@ class MmaBackward {
     }
   }
 
-  // Adds the chain of dq of a block of keys to the sum over the blocks behind this block, and clears the chain.
+  // Adds dq of the current block of keys to the sum over the blocks of higher keys, and clears it for the next block.
   __device__ __forceinline__ void add_block() {
 #pragma unroll
     for (int tile = 0; tile < Tile::kSums; ++tile) {
@@ -434,12 +437,12 @@ class MmaBackward {
   unsigned char* memory_;
   std::uint32_t shared_;
   std::int64_t kv_head_ = 0;
-  // kSharesKeys: the token that would be key 0 if all keys of the path lay in memory as the rows' keys do.
+  // kSharesKeys: the value of first_key_token().
   std::int64_t own_first_ = 0;
-  int group_ = 1, first_ = 0, last_ = 0;  // query heads per key head; the range of tokens that any row sees
-  int sees_[2][2];                        // the range of tokens that each of the thread's rows sees
+  int group_ = 1, first_ = 0, last_ = 0;  // query heads per key head; range of others to process
+  int sees_[2][2];                        // range of others for each of the thread's two rows
   float u_[2], delta_[2];                 // u and delta of the thread's rows, if the rows are queries
-  Sums a_, b_;  // the sums of dk and dv; or dq's chain of one block of keys, and the sum of dq
+  Sums a_, b_;  // the sums of dk and dv; or dq of the current block of keys, and the sum of dq
 };
 
 template <class T, class Tile, class Params>
@@ -464,8 +467,8 @@ void launch_attention_backward_mma(const Params& p, bool vectors, cudaStream_t s
   check(cudaGetLastError(), "launch of attention's gradients");
 }
 
-// The number of columns of dk and dv that a block of threads writes. Trees need twice as many sums, so their blocks
-// write fewer columns.
+// The number of columns of dk and dv that a block of threads writes. In trees a block keeps a second set of sums, so it
+// writes fewer columns.
 template <class Params>
 constexpr int columns_of_keys(int columns) {
   if (!kMayBranch<Params>) return 128;

@@ -1,5 +1,5 @@
-// attention's backward: the kernel for delta, the float32 kernels (kernels/attention/backward.h), and the launches of a
-// call.
+// The backward of attention: the kernel for delta, the float32 kernels (kernels/attention/backward.h), and the launches
+// of a call.
 #pragma once
 
 #include "../gpu.cuh"
@@ -8,7 +8,7 @@
 #include "mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class T>
 __global__ void __launch_bounds__(kAttentionThreads)
@@ -16,8 +16,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
   attention_delta<AttentionGpu, T>(p, rows, blockIdx.x, gridDim.x);
 }
 
-// The number of blocks of threads per multiprocessor for which ptxas limits registers; 0: ptxas chooses. For trees
-// ptxas would choose two, and spill.
+// The blocks of threads per multiprocessor that ptxas must make room for when it limits registers; 0: ptxas chooses.
+// For trees ptxas would choose two blocks, and spill.
 template <class Params>
 constexpr int kBlocksOfGradients = kMayBranch<Params> ? 1 : 0;
 
@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kAttentionThreads, kBlocksOfGradients<Params>)
   }
 }
 
-// The float32 kernels. Tiles of a tree have 16 rows, since registers hold two sets of sums.
+// Launches the float32 kernels. Tiles of a tree have only 16 rows, because a thread keeps two sets of sums in
+// registers.
 template <class Params>
 void run_attention_backward_tiles(const Params& p, bool vectors, cudaStream_t stream) {
   const auto launch = [&](auto tile) {

@@ -1,12 +1,13 @@
-// dq of attention's wgmma backward for more than 128 columns. A job is 128 queries of a head, 64 for each warpgroup. A
-// job processes the blocks of keys that its queries see, in descending order, and keeps the sums of dq in registers.
+// The kernel for dq in attention's wgmma backward, for heads of more than 128 columns. A job is 128 queries of a head,
+// 64 for each warpgroup. A job processes the blocks of keys that its queries see, in descending order, and keeps the
+// sums of dq in registers.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // A tile of products: 64 queries of one head by 64 keys.
 template <int kColumns_, int kValueColumns_>
@@ -14,9 +15,10 @@ struct QueryGradientTile {
   static constexpr int kColumns = kColumns_, kValueColumns = kValueColumns_, kQueries = 64, kKeys = 64;
   static constexpr int kThreads = 3 * 128;
   static constexpr int kBoxes = kColumns / 64, kValueBoxes = kValueColumns / 64, kBox = 64 * 128;
-  static constexpr int kQueryBytes = kBoxes * kBox, kDoutBytes = kValueBoxes * kBox;  // also of keys, of values
+  static constexpr int kQueryBytes = kBoxes * kBox, kDoutBytes = kValueBoxes * kBox;  // bytes of Q or of K; of dO or of
+                                                                                      // V
   static constexpr int kStages = kColumns > 192 ? 2 : 3, kValueStages = kColumns > 192 ? 1 : 3;
-  static constexpr int kScalarBytes = 2 * kQueries * 4;  // u and delta of a tile
+  static constexpr int kScalarBytes = 2 * kQueries * 4;  // u = lse * log2(e) and delta of a tile
   static constexpr int kDoutAt = 2 * kQueryBytes, kKeysAt = kDoutAt + 2 * kDoutBytes;
   static constexpr int kValuesAt = kKeysAt + kStages * kQueryBytes;
   static constexpr int kScalarsAt = kValuesAt + kValueStages * kDoutBytes;
@@ -155,7 +157,7 @@ __device__ __forceinline__ void load_query_work(const AttentionBackwardParams& p
   }
 }
 
-// Rows are queries. Columns of scores are keys.
+// The two warpgroups that multiply. Rows are queries, and the columns of scores are keys.
 template <class T, class Tile, Exp kExp>
 class QueryGradientRows : GradientSteps {
  public:
@@ -171,7 +173,7 @@ class QueryGradientRows : GradientSteps {
     const int tile = work.tile + warpgroup_ * Tile::kQueries;
 #pragma unroll
     for (int i = 0; i < Tile::kColumns / 2; ++i) sums_[i] = 0.0f;
-    pin(sums_);  // computed here, not while products are in flight
+    pin(sums_);  // so the compiler clears the sums here, not while products are in flight
     if (high >= 0) {
       mbarrier_wait_block(shared_.queries_full(warpgroup_), tiles_++ & 1);
 #pragma unroll
@@ -224,7 +226,7 @@ class QueryGradientRows : GradientSteps {
     accumulate<T, Tile::kBox, false>(ds_, keys, 0, x);
   }
   // Computes dq of this block of keys, 64 columns at a time, and adds it to the sums. The products use the registers of
-  // scores and of dp in turn.
+  // s_ (scores) and of dp_ alternately.
   __device__ __forceinline__ void add_block(std::uint32_t keys) {
     multiply_columns(keys, s_);
 #pragma unroll
@@ -254,13 +256,13 @@ class QueryGradientRows : GradientSteps {
       s_[i] = probability<kExp>(t);
     }
   }
-  // Sets the scores of hidden pairs to -Inf.
+  // Sets a score to -Inf if a mask hides its key from its query.
   __device__ __forceinline__ void hide(const QueryWork& work, int tile, int first_key) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return first_key + i / 4 * 8 + thread_ % 4 * 2 + i % 2; },
         [&](int i) { return tile + row_ + i / 2 % 2 * 8; }, s_);
   }
-  // Computes ds, which becomes the A operand of steps of 16 keys.
+  // Computes ds, which becomes the A operand of dq's products, in steps of 16 keys.
   __device__ __forceinline__ void differentiate() {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
@@ -323,8 +325,8 @@ class QueryGradientRows : GradientSteps {
   std::uint32_t ds_[4][4];
 };
 
-// `waits`: this kernel waits for the previous kernel, which computes dk and dv, since the next kernel waits only for
-// this kernel.
+// `waits`: this kernel ends only after the previous kernel, which computes dk and dv. The next kernel waits only for
+// this kernel, so it then has the results of both.
 template <class T, class Tile, Exp kExp>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
     attention_query_gradient_kernel(const __grid_constant__ AttentionBackwardParams p,

@@ -1,16 +1,17 @@
-// Rows of attention's wgmma backward. A warpgroup computes the scores of 64 keys of a block with tiles of 64 queries.
-// The warpgroup keeps dk and dv of these keys in registers, and computes a share of the columns of each tile's dq.
+// What a warpgroup computes in attention's wgmma backward. Its rows are 64 keys of a block; it computes their scores
+// with tiles of 64 queries. The warpgroup keeps dk and dv of these keys in registers, and computes a share of the
+// columns of each tile's dq.
 #pragma once
 
 #include "../../common/mma_sm80.cuh"
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// A thread holds two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. For each j, it holds the
-// scores of queries 8 j + 2 (lane % 4) and the next one, and the columns of the sums that have these numbers: x[4 j + 2
-// {row} + {column}].
+// A thread has two keys, 16 w + g and 16 w + g + 8, where w is its warp and g = lane / 4. An array x of its scores or
+// sums holds x[4 j + 2 r + c] for key r (0 or 1). Scores: of query 8 j + 2 (lane % 4) + c. Sums: of the column with
+// this number.
 template <class T, class Tile, Exp kExp, class Params>
 class GradientRows : GradientSteps {
  public:
@@ -23,14 +24,14 @@ class GradientRows : GradientSteps {
 
   __device__ __forceinline__ void run(const GradientWork& work) {
     const bool has_tiles = work.tile < work.last_tile;
-    if (kMayBranch<Params> && has_tiles) begin(work);  // begin() needs the registers of dk and dv
+    if (kMayBranch<Params> && has_tiles) begin(work);  // before dk and dv are set, since begin() needs their registers
     if (!kMayBranch<Params> && has_tiles && work.part > 0 && p_.dk != nullptr) {
       load_kept_sums(work);
     } else {
 #pragma unroll
       for (int i = 0; i < Tile::kSums; ++i) dk_[i] = dv_[i] = 0.0f;
     }
-    pin(dk_);  // computed here, not while products are in flight
+    pin(dk_);  // so the compiler sets the sums here, not while products are in flight
     pin(dv_);
     if (has_tiles) {
       if (!kMayBranch<Params>) begin(work);
@@ -114,7 +115,7 @@ class GradientRows : GradientSteps {
     wgmma_commit();
   }
 
-  // Turns scores into probabilities. The probabilities stay in s_; rounded, they become the A operand of steps of 16
+  // Turns the scores in s_ into probabilities. p_of_ gets the rounded probabilities as A operands, in steps of 16
   // queries.
   __device__ __forceinline__ void exponentiate(const GradientWork& work, int tile, int stage) {
     const int first_key = work.key + warpgroup_ * 64, first = max(tile, work.first);
@@ -132,7 +133,7 @@ class GradientRows : GradientSteps {
     }
     pack<T>(s_, p_of_);
   }
-  // Sets the scores of hidden pairs to -Inf.
+  // Sets a score to -Inf if a mask hides its key from its query.
   __device__ __forceinline__ void hide(const GradientWork& work, int tile) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return work.key + row_ + i / 2 % 2 * 8; },
@@ -155,8 +156,8 @@ class GradientRows : GradientSteps {
   __device__ __forceinline__ void store_ds() const {
     store_weights(ds_of_, shared_.ds(stage()), thread_ % 32, warpgroup_ * 64 + thread_ / 32 * 16, 0);
   }
-  // Stores dq for the warp that adds it to the sums in memory. The sums of all threads lie side by side, four sums
-  // each.
+  // Stores dq in shared memory for the warp that adds it to the sums in global memory. Four sums of each thread lie
+  // beside four sums of the next thread.
   __device__ __forceinline__ void store_dq(int stage) {
     mbarrier_wait_block(shared_.dq_empty(stage), phase() ^ 1);
     constexpr int kFours = Tile::kQueryColumns / 8;
@@ -198,7 +199,7 @@ class GradientRows : GradientSteps {
     using Element = typename T::Storage;
     const auto* k = static_cast<const Element*>(p_.k.data) + work.kv_head * p_.k.head_stride;
     const auto* v = static_cast<const Element*>(p_.v.data) + work.kv_head * p_.v.head_stride;
-#pragma unroll 1  // more would spill
+#pragma unroll 1  // unrolled, the loop would spill registers
     for (int i = warpgroup_ * 128 + thread_; i < Tile::kKeys * kChunks; i += 256) {
       const int row = i / kChunks, chunk = i % kChunks;
       const std::int32_t token = rows_of(work)[row].token;
@@ -250,7 +251,8 @@ class GradientRows : GradientSteps {
     }
   }
 
-  // The place of dk and dv in memory between two jobs of a block of keys. Four sums of each thread lie side by side.
+  // Where memory holds dk and dv between two jobs of a block of keys. Four sums of each thread lie beside four sums of
+  // the next thread.
   __device__ __forceinline__ float4* kept_sums(const GradientWork& work) const {
     return reinterpret_cast<float4*>(call_.kept) + std::int64_t{work.block} * (Tile::kSums / 2 * 256) +
            warpgroup_ * 128 + thread_;
@@ -276,8 +278,8 @@ class GradientRows : GradientSteps {
     if (thread_ % 32 == 0) end_turn(call_.kept_turns + work.block);
   }
 
-  // For trees: waits until all earlier segments have added their dk and dv, then adds this segment's. The last segment
-  // writes the gradients.
+  // For trees: waits until all earlier segments have added their dk and dv, and then adds dk and dv of this segment.
+  // The last segment writes the gradients.
   __device__ __forceinline__ void add_in_turn(const GradientWork& work) {
     GradientRow rows[2];
     std::int64_t at[2];
@@ -357,10 +359,10 @@ class GradientRows : GradientSteps {
   const int warpgroup_;
   const float c_;
   int thread_, row_;
-  int jobs_ = 0, tiles_ = 0;  // numbers of jobs begun and tiles done
+  int jobs_ = 0, tiles_ = 0;  // how many jobs and tiles this thread has processed
   float s_[32], dp_[32], dq_[Tile::kQueryColumns / 2];
   float dk_[Tile::kSums], dv_[Tile::kSums];
-  std::uint32_t p_of_[4][4], ds_of_[4][4];  // as A operands
+  std::uint32_t p_of_[4][4], ds_of_[4][4];  // rounded p and ds, as A operands
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Steps that the kernels of attention's wgmma backward share: the setup and jobs of a block of threads, products,
+// Functions that the kernels of attention's wgmma backward share: the loop over jobs of a block of threads, products,
 // masks, and the rounding of gradients.
 #pragma once
 
@@ -11,9 +11,9 @@
 #include "work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
-// One warpgroup loads, and two multiply.
+// Registers per thread: one warpgroup loads (24 registers), and two warpgroups multiply (240 registers).
 using GradientRegisters = RegisterShares<24, 240>;
 
 // Takes jobs from the loading warp until none are left.
@@ -25,15 +25,15 @@ __device__ __forceinline__ void take_jobs(const Shared& shared, const Work* work
     const Work& work = works[job & 1];
     if (work.sequence < 0) break;
     rows->run(work);
-    mbarrier_arrive(shared.work_empty(job & 1));  // every thread arrives after reading the job
+    mbarrier_arrive(shared.work_empty(job & 1));  // this thread no longer reads the job
   }
 }
 
-// Steps of a thread in the two warpgroups that multiply. In a product of 64 rows, the thread holds rows 16 w + g and 16
-// w + g + 8, where w is its warp and g = lane / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next one:
-// x[4 j + 2 {row} + {column}].
+// Functions for the threads of the two warpgroups that multiply. In a product of 64 rows, a thread has row 16 w + g (r
+// = 0) and row 16 w + g + 8 (r = 1), where w is its warp and g = lane / 4. x[4 j + 2 r + c] is column 8 j + 2 (lane %
+// 4) + c of row r, for c = 0 and 1.
 struct GradientSteps {
-  // Makes the compiler compute the values before this point, not while later products are in flight.
+  // Makes the compiler compute the values of x before this point, not while later products are in flight.
   template <int kCount>
   static __device__ __forceinline__ void pin(float (&x)[kCount]) {
 #pragma unroll
@@ -53,8 +53,8 @@ struct GradientSteps {
     return x;
   }
 
-  // Computes x = 64 rows of `a` times 2 kCount rows of `b`, over kColumns columns, from +0. Each box has 64 columns. A
-  // box of `a` takes kBoxA bytes, and a box of `b` takes kBoxB bytes.
+  // Computes x = A B^T from +0, where A is 64 rows of `a_at`, and B is 2 kCount rows of `b_at`. Both have kColumns
+  // columns, in boxes of 64 columns. A box of A takes kBoxA bytes, and a box of B takes kBoxB bytes.
   template <class T, int kColumns, int kBoxA, int kBoxB, int kCount>
   static __device__ __forceinline__ void multiply(std::uint32_t a_at, std::uint32_t b_at, float (&x)[kCount]) {
     const std::uint64_t a = tile_descriptor<false>(a_at, 0), b = tile_descriptor<false>(b_at, 0);
@@ -67,8 +67,8 @@ struct GradientSteps {
     }
     wgmma_commit();
   }
-  // Computes sums += weights times rows. Each step takes 16 rows, and the first row is 16 `first_step`. If !kKeeps, the
-  // sums begin at +0.
+  // Computes sums += weights times rows (p or ds times the rows of an operand). Each step takes 16 rows, and the first
+  // row is 16 * first_step. If kKeeps is false, the sums begin at +0.
   template <class T, int kBox, bool kKeeps, int kSteps, int kCount>
   static __device__ __forceinline__ void accumulate(const std::uint32_t (&weights)[kSteps][4], std::uint32_t rows,
                                                     int first_step, float (&sums)[kCount]) {
@@ -82,7 +82,7 @@ struct GradientSteps {
     wgmma_commit();
   }
 
-  // Rounds weights. The result is the A operand of steps of 16 keys or queries.
+  // Rounds weights (p or ds). The result is the A operand of a product, in steps of 16 keys or queries.
   template <class T, int kSteps>
   static __device__ __forceinline__ void pack(const float (&x)[8 * kSteps], std::uint32_t (&to)[kSteps][4]) {
 #pragma unroll
@@ -103,8 +103,8 @@ struct GradientSteps {
     }
   }
 
-  // Sets the scores of hidden pairs to -Inf: pairs whose query does not see the key. key_of(i) and query_of(i) return
-  // the position of score i's key and query.
+  // Sets a score to -Inf if a mask hides its key from its query. For scores[i], key_of(i) returns the number of the
+  // key, and query_of(i) returns the number of the query's own token among the keys.
   template <int kCount, class KeyOf, class QueryOf>
   static __device__ __forceinline__ void hide(const AttentionBackwardParams& p, int num_keys, const KeyOf& key_of,
                                               const QueryOf& query_of, float (&scores)[kCount]) {
@@ -120,8 +120,8 @@ struct GradientSteps {
   static __device__ __forceinline__ float probability(float t) {
     return kExp == Exp::kHardware ? ex2_approx(t) : attention_probability<AttentionGpu>(t, kExp);
   }
-  // Scales and rounds four tiles of eight columns of row r, from tile `first` of the kCount sums on. The thread gets
-  // the eight columns of tile first + lane % 4.
+  // Scales and rounds 32 columns of the thread's row r. They are four groups of eight columns, which begin with group
+  // `first` and lie in four lanes. The thread gets the eight columns of group first + lane % 4.
   template <class T, int kCount>
   static __device__ __forceinline__ uint4 rounded(const float* sums, int first, int r, float scale) {
     std::uint32_t x[4];

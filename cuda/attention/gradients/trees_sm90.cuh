@@ -1,12 +1,12 @@
-// The blocks of keys on the paths of trees, for attention's wgmma backward. A segment's queries see the blocks of the
-// segment's path. So a token's key may take part in several jobs, one for each segment that sees the key. The jobs of a
-// key add to its dk and dv one after another.
+// The blocks of keys on the paths of trees, for attention's wgmma backward. The path of a segment runs from the root of
+// the tree to the segment. A segment's queries see the blocks of the segment's path. So a token's key may take part in
+// several jobs, one for each segment that sees the key. The jobs of a key add to its dk and dv one after another.
 #pragma once
 
 #include "work_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class Params>
 __device__ __forceinline__ bool has_queries(const Params& p, std::int64_t segment) {
@@ -14,8 +14,8 @@ __device__ __forceinline__ bool has_queries(const Params& p, std::int64_t segmen
   return own.first < own.last;
 }
 
-// Sets call.firsts: for each segment, the number of blocks of keys of all earlier segments. One thread block counts for
-// all segments.
+// Sets `call.firsts`: entry s is the number of blocks of keys on the paths of segments 0 ... s - 1. One thread block
+// counts the blocks of all segments.
 constexpr int kCountingThreads = 1024;
 template <class Params>
 __global__ void __launch_bounds__(kCountingThreads)
@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kCountingThreads)
   *call.jobs_of_paths = first * static_cast<std::int32_t>(p.num_kv_heads);
 }
 
-// Sets call.rows: the rows of every block of keys. Each thread finds one row. A warp tests 32 segments at a time.
+// Sets `call.rows`, which describes every row (key) of every block of keys. Each thread finds the token and the turn of
+// one row (GradientRow). To find the turns, a warp tests 32 segments at a time.
 template <class Params>
 __global__ void __launch_bounds__(128)
     attention_path_rows_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientTreeCall call) {

@@ -1,12 +1,12 @@
-// attention, backward, of bf16 and fp16 by wgmma, for SM90. The kernels serve heads whose tokens TMA can load. A first
-// kernel prepares lse and delta by tiles of 64 queries. The main kernel is persistent. A thread block of three
-// warpgroups takes 128 keys of a key head. The block keeps dk and dv of these keys in registers, and processes the
-// query tiles that see the keys, query head by query head. A job has all query heads of the key head, or one of them.
-// With one query head per job, memory holds dk and dv between the jobs of a block of keys. TMA adds each tile's dq to a
-// sum in memory, in the contract's order. A third kernel scales and rounds the sums of dq. Heads of more than 128
-// columns have one kernel for dk and dv (wide_sm90.cuh), and another kernel for dq (queries_sm90.cuh). If a gradient is
-// NaN, a last kernel repeats the call by mma.sync (attention_repeat_sm90.cu). Bound by wgmma and shared memory;
-// numbers: README.md.
+// The backward of attention for bf16 and fp16 by wgmma, for SM90. The kernels serve heads that TMA can load. A first
+// kernel computes u = lse * log2(e) and delta for each tile of 64 queries. The main kernel is persistent. A thread
+// block of three warpgroups takes 128 keys of a key head. The block keeps dk and dv of these keys in registers, and
+// processes the query tiles that see the keys, query head by query head. A job has all query heads of the key head, or
+// one of them. With one query head per job, memory holds dk and dv between the jobs of a block of keys. TMA adds each
+// tile's dq to a sum in memory, in descending order of the blocks of keys. A third kernel scales and rounds the sums of
+// dq. Heads of more than 128 columns have one kernel for dk and dv (wide_sm90.cuh), and another kernel for dq
+// (queries_sm90.cuh). If a gradient is NaN, a last kernel repeats the call by mma.sync (attention_repeat_sm90.cu).
+// wgmma and shared memory limit the speed. README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@
 #include "wide_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <class T, class Tile, Exp kExp, class Params>
 __global__ void __launch_bounds__(Tile::kThreads, 1)
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   take_jobs(shared, works, &rows);
 }
 
-// The tile of queries of a block of threads, for kernels in which each block has one tile.
+// The tile of queries of a block of threads, in kernels whose blocks of threads have one tile each.
 struct GradientPlace {
   std::int64_t sequence;
   std::int32_t tile;  // the tile's position
@@ -107,8 +107,9 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
       call.query_works[pair] = query_work<QueryGradientTile<Tile::kColumns, Tile::kValueColumns>::kKeys>(p, call, pair);
     }
   }
-  // A warp processes 32 rows of a head, four rows at a time. Eight lanes share a row, and each lane computes one of the
-  // row's eight chains. Rows are loaded in chunks of 16 bytes, and read from shared memory by columns.
+  // Delta of a row is the sum of out * dout, which has eight partial sums ("chains"). A warp processes 32 rows of a
+  // head, four rows at a time. Eight lanes share a row, and each lane computes one of its chains. Rows are loaded in
+  // chunks of 16 bytes, and read from shared memory by columns.
   constexpr int kRowBytes = Tile::kValueBoxes * 128, kStride = kRowBytes + 16, kChunks = kRowBytes / 16;
   constexpr int kLoads = 4 * kChunks / 32;
   __shared__ __align__(16) unsigned char staged[kPreparedHeads * 2][2][4 * kStride];
@@ -173,13 +174,14 @@ __global__ void __launch_bounds__(kPreparedHeads * 64)
 
 // Scales and rounds the sums of dq of a tile. Blocks of threads of this kernel begin on multiprocessors that have no
 // jobs left, while jobs on other multiprocessors still add to tiles. So a block of threads waits until the last block
-// of keys has added to its tile. For a tree the block waits for the whole previous kernel. The kernel looks for NaN in
-// one column, since a ds of NaN makes all columns of its query's dq NaN.
+// of keys has added to its tile. For a tree, a block of threads waits for the whole previous kernel. The kernel looks
+// for NaN in only one column, since a ds of NaN makes all columns of its query's dq NaN.
 template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   allow_next_kernel();
-  // The next kernel waits only for this kernel, so this kernel must not end before the previous kernel.
+  // The next kernel waits only for this kernel, but also needs the results of the previous kernel. So this kernel must
+  // end after the previous kernel.
   if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
   const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;
   const GradientPlace at = gradient_place(p, call, static_cast<std::int32_t>(slot));
@@ -235,9 +237,9 @@ __global__ void __launch_bounds__(256)
 }
 
 // Writes +0 to the gradients of tokens of q and of k that are not in use, and of queries that see no key. If `has_nan`
-// is not null, the kernel looks for NaN in one column of dk, since a ds of NaN makes all columns of its key's dk NaN.
-// Each thread finds out whether its token is in use. All lanes of its warp then clear the token's gradients. Tokens of
-// q come first, then tokens of k.
+// is not null, the kernel also looks for NaN in one column of dk. One column is enough, since a ds of NaN makes all
+// columns of its key's dk NaN. Each thread finds out whether its token is in use. All lanes of its warp then clear the
+// token's gradients. Tokens of q come first, then tokens of k.
 __global__ void __launch_bounds__(256)
     attention_clear_kernel(const __grid_constant__ AttentionBackwardParams p, std::int64_t q_tokens,
                            std::int64_t tokens, std::uint32_t* has_nan) {
@@ -300,8 +302,9 @@ void launch_attention_gradients(const Params& p, GradientKernel kernel, cudaStre
   call.jobs = static_cast<std::int32_t>(layout.jobs);
   call.block_jobs = static_cast<std::int32_t>(layout.block_jobs);
   call.part_heads = static_cast<std::int32_t>(p.num_q_heads / p.num_kv_heads / layout.parts);
-  // Concurrent blocks of keys of one head process the head's tiles about two tiles apart. If a head has more blocks of
-  // keys than fit at this distance, the jobs alternate between heads.
+  // At any time, the running blocks of keys of one head should be about two tiles of queries apart, so that they rarely
+  // wait to add dq to a tile. If a head has more blocks of keys than fit at this distance, the jobs alternate between
+  // heads.
   const auto of_each = [&](std::int64_t tokens, const std::int32_t* offsets) {
     return offsets != nullptr ? tokens / p.num_sequences : tokens;
   };
@@ -409,7 +412,7 @@ void run_attention_gradients(const Params& p, GradientKernel kernel, cudaStream_
         columns == 64 ? launch(GradientTile<64>{}) : launch(GradientTile<128>{});
       }
       if (p.dsinks == nullptr) return;
-      AttentionBackwardParams of_delta = p;  // delta lies behind the workspace of the other gradients
+      AttentionBackwardParams of_delta = p;  // delta lies behind the rest of the workspace
       of_delta.workspace = static_cast<unsigned char*>(p.workspace) + GradientLayout(p, kernel).end;
       run_attention_delta<T>(of_delta, stream);
       run_attention_sinks(p, static_cast<const float*>(of_delta.workspace), stream);

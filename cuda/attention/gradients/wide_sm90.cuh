@@ -1,12 +1,12 @@
-// dk and dv of attention's wgmma backward for more than 128 columns: tiles, and the rows of a warpgroup. A separate
-// kernel computes dq (queries_sm90.cuh).
+// The kernel for dk and dv in attention's wgmma backward, for heads of more than 128 columns. A separate kernel
+// computes dq (queries_sm90.cuh).
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
 #include "steps_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // A tile of products: 64 queries of one head by kKeys keys.
 template <int kColumns_, int kValueColumns_, int kKeys_>
@@ -21,7 +21,8 @@ struct WideGradientTile {
   static constexpr int kScalarBytes = kQueries * 4;
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = kValuesAt + kValueBytes;
   static constexpr int kDoutAt = kQueriesAt + kStages * kQueryBytes;
-  // Whether warpgroups exchange p and ds, in memory for two alternating tiles.
+  // Whether the warpgroups exchange p and ds through shared memory. This memory has room for two tiles, used
+  // alternately.
   static constexpr bool kExchanges = kKeys == 64;
   static constexpr int kScoresAt = kDoutAt + kStages * kDoutBytes;
   static constexpr int kProbabilitiesAt = kScoresAt + (kExchanges ? 2 * kKeyBox : 0);
@@ -34,9 +35,9 @@ struct WideGradientTile {
 
 // A warpgroup computes the scores of 64 keys with 32 queries at a time. With blocks of 128 keys, each warpgroup has 64
 // of the keys, processes both halves of a tile's queries, and sums all columns. If dk and dv of 128 keys do not fit
-// into registers, a block has 64 keys (kExchanges). Then both warpgroups have the same 64 keys, and each processes half
-// of a tile's queries. The warpgroups exchange rounded p and ds, and each sums half of the columns.
-// The rows of scores are keys, and the columns of scores are queries.
+// into registers, a block has 64 keys (kExchanges). Then both warpgroups have the same 64 keys. Each warpgroup computes
+// p and ds for half of a tile's queries, exchanges them (rounded) with the other warpgroup, and sums half of the
+// columns of dk and dv. The rows of scores are keys, and the columns of scores are queries.
 template <class T, class Tile, Exp kExp>
 class WideGradientRows : GradientSteps {
  public:
@@ -51,7 +52,7 @@ class WideGradientRows : GradientSteps {
     for (int i = 0; i < kSums; ++i) dk_[i] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kValueSums; ++i) dv_[i] = 0.0f;
-    pin(dk_);  // computed here, not while products are in flight
+    pin(dk_);  // so the compiler clears the sums here, not while products are in flight
     pin(dv_);
     if (work.tile < work.last_tile) {
       mbarrier_wait_block(shared_.keys_full(), jobs_++ & 1);
@@ -71,7 +72,8 @@ class WideGradientRows : GradientSteps {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ % 32 == 0) mbarrier_arrive(barrier);
   }
-  // first_key(): the warpgroup's first key. row(): the thread's first key. Both numbers count from the job's first key.
+  // first_key() returns the warpgroup's first key, and row() the thread's first key, both counted from the job's first
+  // key.
   __device__ __forceinline__ int first_key() const { return Tile::kKeys == 128 ? warpgroup_ * 64 : 0; }
   __device__ __forceinline__ int row() const { return first_key() + thread_ / 32 * 16 + thread_ % 32 / 4; }
 
@@ -134,7 +136,7 @@ class WideGradientRows : GradientSteps {
   __device__ __forceinline__ void score(std::uint32_t keys, std::uint32_t queries, float (&x)[16]) const {
     multiply<T, kColumns, Tile::kKeyBox, Tile::kQueryBox>(keys + first_key() * 128, queries, x);
   }
-  // Adds weights times a tile's queries to `sums`, for the warpgroup's half of the columns.
+  // Adds weights (p or ds) times `rows` (dO or Q of a tile) to `sums`, for the warpgroup's half of the columns.
   template <int kCount>
   __device__ __forceinline__ void accumulate_half(float (&sums)[kCount], std::uint32_t weights,
                                                   std::uint32_t rows) const {
@@ -173,7 +175,7 @@ class WideGradientRows : GradientSteps {
       }
     }
   }
-  // Sets the scores of hidden pairs to -Inf.
+  // Sets a score to -Inf if a mask hides its key from its query.
   __device__ __forceinline__ void hide(const GradientWork& work, int query) {
     GradientSteps::hide(
         p_, work.num_keys, [&](int i) { return work.key + row() + i / 2 % 2 * 8; },
@@ -248,7 +250,7 @@ class WideGradientRows : GradientSteps {
   const int warpgroup_;
   const float c_;
   int thread_;
-  int jobs_ = 0, tiles_ = 0;  // numbers of jobs begun and tiles done
+  int jobs_ = 0, tiles_ = 0;  // how many jobs and tiles this thread has processed
   float s_[16], dp_[16], dk_[kSums], dv_[kValueSums];
   std::uint32_t p_of_[2][4], ds_of_[2][4];
 };
@@ -263,7 +265,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   auto* works = reinterpret_cast<GradientWork*>(memory + Tile::kWorkAt);
   if (threadIdx.x == 0) shared.init();
   __syncthreads();
-  allow_next_kernel();  // the kernel of dq
+  allow_next_kernel();  // the next kernel computes dq
   const int warpgroup = same_in_warp(threadIdx.x / 128) - 1;
   if (warpgroup < 0) {
     GradientRegisters::release();

@@ -1,5 +1,6 @@
 // The jobs of attention's wgmma backward: blocks of keys, and the tiles of queries that see each block. One warp of a
-// block of threads takes jobs and loads their data. Two other warps add dq to its sums in memory, in order.
+// block of threads takes jobs and loads their data. Two other warps add dq to its sums in memory, in descending order
+// of the blocks of keys.
 #pragma once
 
 #include "../../common/mbarrier_sm90.cuh"
@@ -9,7 +10,7 @@
 
 namespace rlk::cuda {
 
-// Data of a call by wgmma that mma.sync needs to repeat the call: members of the call's GradientCall.
+// What mma.sync needs to repeat a call that wgmma computed. The members are copies of members of GradientCall.
 struct GradientTiles {
   std::int32_t slots, of_sequence, slack;
   const float* scalars;
@@ -23,7 +24,7 @@ void attention_repeat_backward(const AttentionBackwardParams& p, const std::uint
                                cudaStream_t stream);
 }  // namespace sm90
 
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // A tile of products: 64 queries of one head by 128 keys. kIsPadded: whether heads may have fewer columns than the
 // tile.
@@ -36,12 +37,12 @@ struct GradientTile {
   static constexpr int kQueryBox = kQueries * 128, kKeyBox = kKeys * 128;
   static constexpr int kQueryBytes = kBoxes * kQueryBox, kKeyBytes = kBoxes * kKeyBox;
   static constexpr int kDoutBytes = kQueryBytes, kValueBytes = kKeyBytes;
-  static constexpr int kSums = kColumns / 2;                  // sums per thread, of dk or dv
+  static constexpr int kSums = kColumns / 2;                  // dk takes this many sums per thread, and so does dv
   static constexpr int kQueryColumns = kBoxes * 32;           // columns of dq that a warpgroup computes
   static constexpr int kTileBytes = kQueries * kColumns * 4;  // a tile of dq in fp32
-  static constexpr int kScalarBytes = kQueries * 4;           // a tile of u, or of delta
+  static constexpr int kScalarBytes = kQueries * 4;           // u = lse * log2(e), or delta, of a tile
   static constexpr int kValuesAt = kKeyBytes, kQueriesAt = 2 * kKeyBytes, kDoutAt = kQueriesAt + kStages * kQueryBytes;
-  static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds of two tiles, alternating
+  static constexpr int kScoresAt = kDoutAt + kStages * kQueryBytes;  // ds of two tiles, used alternately
   static constexpr int kDqAt = kScoresAt + 2 * kKeyBox, kScalarsAt = kDqAt + kStages * kTileBytes;
   static constexpr int kBarriersAt = kScalarsAt + kStages * 2 * kScalarBytes, kBarriers = 18;
   static constexpr int kWorkAt = kBarriersAt + kBarriers * 8;
@@ -57,52 +58,54 @@ struct GradientTile {
   }
 };
 
-// The data of a call. Tiles of queries begin at positions that are multiples of 64. Slots number the tiles of all
-// sequences.
+// The data of a call. A query's position is the number of its own token among the keys of its sequence. Tiles of
+// queries begin at positions that are multiples of 64. All tiles of all sequences are numbered; these numbers are
+// called slots, and some slots may have no tile.
 struct GradientCall {
   CUtensorMap q, dout, k, v;
-  std::int32_t section;  // number of a sequence's key heads whose blocks of keys alternate in the order of jobs
+  std::int32_t section;  // this many key heads of a sequence alternate in the order of jobs
   // jobs: number of jobs. key_blocks: blocks of keys per sequence or, for packed keys, slots for all sequences.
   std::int32_t jobs, key_blocks;
-  std::int32_t block_jobs;  // jobs of one part, over all sequences: one job for each block of keys and key head
-  // Query heads per job. A key head's query heads form one or more parts; the job of the next part continues the sums
-  // of dk and dv.
+  std::int32_t block_jobs;  // number of blocks of keys of all sequences and key heads
+  // Query heads per job. The query heads of a key head form one or more parts. A block of keys has one job for each
+  // part, and the job of the next part continues the sums of dk and dv.
   std::int32_t part_heads;
-  std::int32_t slots, of_sequence;  // slots of query tiles for all sequences; number of query tiles per sequence if q
-                                    // is not packed
-  std::int32_t slack;               // slots between packed sequences
-  struct GradientWork* works;       // each job's work
-  std::uint32_t* counter;           // counts the jobs that thread blocks have taken after their first jobs
-  std::uint32_t* unordered;         // not 0 if offsets contradict the arrays. Then no block waits for a turn
-  std::uint32_t* turns;             // [heads, slots]: counts the blocks of keys whose dq has been added to a tile's sum
+  std::int32_t slots, of_sequence;  // number of slots; slots per sequence if q is not packed
+  std::int32_t slack;               // a packed sequence gets up to this many slots more than its queries fill
+  struct GradientWork* works;       // the description of each job
+  std::uint32_t* counter;           // number of jobs taken, without the first job of each thread block
+  std::uint32_t* unordered;         // not 0 if offsets contradict the arrays; no block then waits for its turn
+  std::uint32_t* turns;             // [heads, slots]: number of blocks of keys that have added dq to the tile's sum
   float* scalars;                   // [heads, slots, 2, 64]: u = lse * log2(e), and delta. u is +Inf for rows without a
                                     // query in use
   float* sums;                      // [heads, slots, 64 * the head's columns]: sums of dq
-  std::uint32_t* kept_turns;        // [block_jobs]: counts the warps that have stored dk and dv, over all parts
+  std::uint32_t* kept_turns;        // [block_jobs]: number of warps that have stored dk and dv of the block, summed
+                                    // over parts
   float* kept;                      // [block_jobs, keys * (columns of k + columns of v)]: sums of dk and dv between two
                                     // parts
-  // Only with more than 128 columns, where a separate kernel computes dq. Then `turns`, `sums` and `kept` are not used.
-  std::int32_t query_jobs;        // number of pairs of query tiles, over all heads; 0 with at most 128 columns
+  // The next three members serve heads of more than 128 columns, for which a separate kernel computes dq. Such calls do
+  // not use `turns`, `sums` and `kept`.
+  std::int32_t query_jobs;        // jobs of the kernel for dq; 0 with at most 128 columns
   struct QueryWork* query_works;  // [query_jobs / heads]
   std::uint32_t* query_counter;
   std::int64_t counter_words;  // number of words, from `counter` on, that must be cleared before the counters are used
   std::uint32_t* has_nan;      // not 0 if a query's dq is NaN or, in a call without dq, if a key's dk is NaN
 };
 
-// A row in a block of keys of a path. `token` is -1 if the row has no token. `turn` is twice the number of earlier
-// segments that add to the token's dk and dv, plus 1 if no later segment adds to them.
+// A key in a block of keys of a path of a tree. `token` is -1 if the key has no token. `turn` is twice the number of
+// earlier segments that add to the token's dk and dv, plus 1 if no later segment adds to them.
 struct GradientRow {
   std::int32_t token;
   std::uint32_t turn;
 };
 static_assert(sizeof(GradientRow) == GradientLayout::kRowBytes);
-// In a call of trees, each segment counts as a sequence, and its keys are the keys of its path. `section` is the number
-// of multiprocessors.
+// In a call with trees, each segment of a tree counts as a sequence, and its keys are the keys of its path from the
+// root. In such a call, `section` is the number of multiprocessors.
 struct GradientTreeCall : GradientCall {
   std::int32_t* jobs_of_paths;
-  std::int32_t* firsts;      // [segments + 1]: number of blocks of keys of all earlier segments
+  std::int32_t* firsts;      // [segments + 1]: number of blocks of keys on the paths of all earlier segments
   GradientRow* rows;         // [blocks of keys, 128]
-  std::uint32_t* row_turns;  // [k_tokens, key heads]: counts the segments that have added to the row
+  std::uint32_t* row_turns;  // [k_tokens, key heads]: number of segments that have added to the row
   float* row_sums;           // [k_tokens, key heads, 2, columns]: sums of dk and dv, until the last segment has added
 };
 template <class Params>
@@ -113,7 +116,7 @@ __device__ __forceinline__ std::int32_t jobs_of(const GradientCallOf<Params>& ca
   return call.jobs;
 }
 
-// The positions of a sequence's queries that see keys.
+// The range of positions of those queries of a sequence that see keys, and the sequence's first tile.
 struct GradientQueries {
   std::int32_t first, last;  // a query's position is the key number of the query's own token
   std::int32_t base;         // position of tile 0
@@ -133,7 +136,7 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
                                      : static_cast<std::int32_t>(call.of_sequence * span.sequence);
   return q;
 }
-// The first block of kKeys keys that adds dq to the tile at position `tile`.
+// Returns the first of the blocks of kKeys keys that add dq to the tile at position `tile`. It has the highest keys.
 template <int kKeys>
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / kKeys;
@@ -159,8 +162,8 @@ __device__ __forceinline__ std::int64_t sequence_of_slot(std::int64_t num_sequen
   return low;
 }
 
-// Returns the number of a sequence's key heads whose blocks of keys alternate in the order of jobs. With this number,
-// concurrent blocks of one head process the head's tiles about two tiles apart.
+// Returns how many key heads of a sequence alternate in the order of jobs. The number is so large that the blocks of
+// keys of one head that run at the same time are about two tiles of queries apart.
 template <class Params>
 __device__ __forceinline__ std::int64_t section_size(const Params& p, const GradientCallOf<Params>& call,
                                                      std::int64_t sequence, std::int64_t blocks) {
@@ -170,17 +173,18 @@ __device__ __forceinline__ std::int64_t section_size(const Params& p, const Grad
   return blocks <= room ? 1 : clamp_to(call.section / room, 1, p.num_kv_heads);
 }
 
-// A job: a block of keys of one sequence and key head, and the tiles of queries that see any of these keys.
+// A job: a block of keys of one sequence and key head, and the tiles of queries that see any of these keys (by the
+// masks).
 struct alignas(16) GradientWork {
   std::int32_t sequence, kv_head;  // sequence < 0: there are no more jobs
   std::int32_t key, num_keys;      // number of the first key; number of keys of the sequence
-  std::int32_t k_token;            // token of the first key; in trees -1 if the keys' tokens do not follow one another
+  std::int32_t k_token;            // token of the first key; in trees -1 if the keys' tokens are not consecutive
   std::int32_t q_token;            // token of position 0
-  std::int32_t first, last;        // range of positions of queries in use that see keys
+  std::int32_t first, last;        // range of positions of the sequence's queries that see keys
   std::int32_t tile, last_tile;    // range of positions of the job's tiles
   std::int32_t slot;               // slot of the first tile
-  // Index of the block of keys among the blocks of a part. In a tree, GradientTreeCall::rows has the block's rows at
-  // this index.
+  // Index of the block of keys among the `block_jobs` blocks. In a tree, GradientTreeCall::rows describes the block's
+  // keys at this index.
   std::int32_t block;
   std::int32_t q_head, part;  // first query head of the job; number of the job's part
 };
@@ -191,10 +195,10 @@ struct alignas(16) QueryWork {
   std::int32_t sequence, head;     // sequence < 0: the pair has no queries, or there are no more jobs
   std::int32_t k_token, num_keys;  // token of the first key; number of keys of the sequence
   std::int32_t q_token;            // token of position 0
-  std::int32_t first, last;        // range of positions of queries in use that see keys
+  std::int32_t first, last;        // range of positions of the sequence's queries that see keys
   std::int32_t tile, slot;         // position and slot of the first tile
-  std::int32_t high[2], low[2];    // last and first block of keys that a tile sees; -1 and kNone for a tile without
-                                   // queries
+  std::int32_t high[2], low[2];    // for each tile, the last and the first block of keys that its queries see; -1 and
+                                   // kNone without queries
   static constexpr std::int32_t kNone = 0x7fffffff;
   __device__ __forceinline__ std::int32_t first_block() const { return max(high[0], high[1]); }
   __device__ __forceinline__ std::int32_t last_block() const { return min(low[0], low[1]); }
@@ -207,7 +211,7 @@ __device__ __forceinline__ QueryWork query_work(const AttentionBackwardParams& p
   QueryWork work = {};
   work.sequence = -1;
   if (p.num_sequences == 0) return work;
-  // The first pair of each sequence, as GradientLayout counts pairs.
+  // first(s) is the first pair of sequence s; GradientLayout counts pairs in the same way.
   const std::int64_t of_sequence = (call.of_sequence + 1) / 2;
   const auto first = [&](std::int64_t s) { return clamp_to(p.cu_seqlens_q[s], 0, p.q_tokens) / 128 + 2 * s; };
   const bool packed = p.cu_seqlens_q != nullptr;
@@ -247,8 +251,8 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
     work.part = job_of_call / call.block_jobs;
     work.block = job = job_of_call - work.part * call.block_jobs;
   }
-  // Jobs are numbered by sequence, and within a sequence by a few heads at a time, so that operands that blocks share
-  // stay in L2. Blocks of keys have descending numbers, so that a block starts after the blocks whose dq it waits for.
+  // Jobs are numbered by sequence, and within a sequence by a few key heads at a time. So L2 still holds the operands
+  // that several blocks of keys share. Blocks of higher keys come first, since they add their dq first.
   const auto first = [&](std::int64_t s) -> std::int64_t {
     if constexpr (kMayBranch<Params>) return call.firsts[s];
     if (p.cu_seqlens_k == nullptr) return s * call.key_blocks;
@@ -261,7 +265,7 @@ __device__ __forceinline__ GradientWork gradient_work(const Params& p, const Gra
   const std::int64_t section = within / of_section, in_section = min(size, heads - section * size);
   if (in_section <= 0) return work;
   work.kv_head = static_cast<std::int32_t>(section * size + within % of_section % in_section);
-  // If dq needs no turns, the blocks of keys that most queries see come first.
+  // If a separate kernel computes dq, blocks of lower keys come first, since most queries see them.
   const std::int64_t place = within % of_section / in_section, block = call.query_jobs > 0 ? place : blocks - 1 - place;
   const AttentionSpan span(p, sequence);
   work.sequence = static_cast<std::int32_t>(sequence);
@@ -343,7 +347,7 @@ struct GradientShared {
       mbarrier_init(work_full(i), 1);
       mbarrier_init(dq_full(i), 256);
       mbarrier_init(dq_empty(i), 1);
-      // All threads of both warpgroups arrive, and so do the two lanes that add dq.
+      // All 256 threads of both warpgroups arrive, and the two lanes that add dq arrive, too.
       mbarrier_init(work_empty(i), 256 + (Tile::kColumns > 128 ? 0 : 2));
     }
     mbarrier_init_fence();
@@ -390,7 +394,7 @@ __device__ __forceinline__ void load_gradient_work(const Params& p, const Gradie
       const int sequence_k = p.cu_seqlens_k != nullptr ? 0 : work.sequence;
       mbarrier_wait_block(shared.keys_empty(), keys_phase ^ 1);
       keys_phase ^= 1;
-      // If the keys' tokens do not follow one another, the warpgroups copy them.
+      // If the keys' tokens are not consecutive in memory, the warpgroups copy the keys and values.
       const bool gathers = kMayBranch<Params> && work.k_token < 0;
       if (gathers) {
         if (elect_one()) mbarrier_arrive(shared.keys_full());
@@ -460,7 +464,7 @@ __device__ __forceinline__ void add_gradients(const AttentionBackwardParams& p, 
                                                      work.key / Tile::kKeys);
         float* sums = call.sums + at * (Tile::kQueries * Tile::columns(p));
         const int bytes = Tile::kQueries * 4 * Tile::columns(p);
-        // The turn is awaited first, since it usually comes before the sums are ready.
+        // The warp waits for its turn first, since the turn usually comes before the tile's dq is ready.
         if (wanted && ordered && turn > 0) wait_for_turn(call.turns + at, turn);
         mbarrier_wait_block(shared.dq_full(parity), phase);
         if (!wanted) {

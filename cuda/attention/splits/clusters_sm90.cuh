@@ -12,7 +12,7 @@
 #include "pairs_sm90.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <int kColumns_>
 struct ClusterTile : SplitShape<kColumns_, 2> {

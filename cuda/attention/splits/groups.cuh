@@ -9,7 +9,7 @@
 #include "rows.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <int kColumns_>
 struct GroupTile : MmaTile<kColumns_> {

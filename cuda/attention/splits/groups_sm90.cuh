@@ -7,7 +7,7 @@
 #include "mma.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <int kColumns_>
 struct WgmmaGroupTile : WgmmaTile<kColumns_> {

@@ -6,7 +6,7 @@
 #include "rows.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // Merges the splits of a row, which is one head of a token, by one warp. `sees`: the keys that the row sees. `row`: the
 // row's index in out. `at`: the index of the result of the row's split 0.

@@ -9,7 +9,7 @@
 #include "merge.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // kParts: number of parts of a block of V, which are loaded into the same memory one after another. With two parts and
 // 32-bit offsets of keys, four blocks of threads fit on a multiprocessor of compute capability 9.0.

@@ -13,7 +13,7 @@
 #include "merge.cuh"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 template <int kColumns_>
 struct PairTile : SplitShape<kColumns_, 2> {

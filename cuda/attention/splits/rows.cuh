@@ -9,7 +9,7 @@
 #include "kernels/attention/partials.h"
 
 namespace rlk::cuda {
-namespace {  // each architecture compiles its own copy
+namespace {  // each architecture compiles its own copy of this code
 
 // kWarps warps process kBlocks blocks of keys together, and four warps compute the scores of each block. With blocks of
 // 64 keys, two of these four warps compute no scores.
