@@ -1,7 +1,7 @@
-// importance_weights: passes over tokens, and with normalize a pass over weights. All architectures share this source.
-// Bound by HBM. Log-probabilities and mask are read once, or twice if a weight or a rejection criterion belongs to
-// sequences. The arrays `weights` and `kept` are written once. With `normalize`, the weights are read and written once
-// more.
+// importance_weights: passes over tokens, and with `normalize` a pass over weights. All architectures share this
+// source. Bound by HBM. Log-probabilities and mask are read once, or twice if a weight or a rejection criterion belongs
+// to sequences. The arrays `weights` and `kept` are written once. With `normalize`, the weights are read and written
+// once more.
 #include "../common/kernels.h"
 #include "../tokens/passes.cuh"
 #include "kernels/losses/importance_kernels.h"

@@ -1,4 +1,4 @@
-// Chooses the tile of a product and launches the mma.sync kernel. Compiled once per architecture.
+// Chooses the tile of a product and launches the mma.sync kernel. CMake compiles this file once per architecture.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>

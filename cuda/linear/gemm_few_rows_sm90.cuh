@@ -52,8 +52,8 @@ __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
   }
 }
 
-// kTiles: x has at most 8 kTiles rows. kUnit: every row begins at a multiple of kUnit bytes, 2 or 8. In a step of 16
-// contraction indices, lane t of four has the indices 4t to 4t + 3. The lane passes these indices to mma.sync as
+// `kTiles`: x has at most 8 kTiles rows. `kUnit`: every row begins at a multiple of kUnit bytes, 2 or 8. In a step of
+// 16 contraction indices, lane t of four has the indices 4t to 4t + 3. The lane passes these indices to mma.sync as
 // indices 2t + {0, 1, 8, 9}. The order of indices inside a step changes no bit.
 template <class T, int kTiles, int kUnit, int kLogPieces>
 __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid_constant__ FewRowsLaunch launch) {

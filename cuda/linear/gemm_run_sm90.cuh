@@ -35,7 +35,7 @@ template <int kM, int kN>
 using ContinuedForwardTile = GemmTile<kM, kN, false, false, Combine::kContinue>;
 template <int kM, int kN>
 using ContinuedInputGradTile = GemmTile<kM, kN, false, true, Combine::kContinue>;
-// kUnit: the weights' rows begin at multiples of kUnit bytes, 2 or 4.
+// `kUnit`: the weights' rows begin at multiples of kUnit bytes, 2 or 4.
 template <int kM, int kN, int kUnit>
 using RowTile = GemmTile<kM, kN, false, false, Combine::kAdd, true, kUnit>;
 
@@ -89,7 +89,7 @@ inline RowStreams row_streams(const GemmOperand& x, std::int64_t extent, std::in
 // kernel waits (README.md).
 constexpr int kPrefetchedBytes = 32 << 10;
 
-// weight_rows: weight rows per block.
+// `weight_rows`: weight rows per block.
 inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   GemmLaunch g{};
   g.d = p.d;
@@ -113,7 +113,7 @@ inline GemmLaunch launch_of(const GemmParams& p, int stage_k, int weight_rows) {
   return g;
 }
 
-// x: the operand that TMA cannot read, or null. to: the copy of x.
+// `x`: the operand that TMA cannot read, or null. `to`: the copy of x.
 inline CopiedOperand copied_operand(const GemmOperand* x, const GemmOperand& to, std::int64_t extent,
                                     std::int64_t contraction) {
   if (x == nullptr) return {};

@@ -24,8 +24,8 @@ struct GemmLaunchSm80 {
   bool vector_a, vector_b, vector_d;  // whether rows begin at multiples of 16 bytes
 };
 
-// A block's tile, the arrangement of its warps, and the contraction indices per stage. kBlocks: blocks per
-// multiprocessor, which limits the registers of a block. kStages: more stages than this number do not help.
+// A block's tile, the arrangement of its warps, and the contraction indices per stage. `kBlocks`: blocks per
+// multiprocessor, which limits the registers of a block. `kStages`: more stages than this number do not help.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;
@@ -160,7 +160,7 @@ class PendingSums {
   Accumulators<kRowTiles, kColumnTiles> sums_[kLevels];
 };
 
-// kLevels: levels of pending sums: 0 for a single part, 1 for token blocks, and kSegmentLevels for segments or token
+// `kLevels`: levels of pending sums: 0 for a single part, 1 for token blocks, and kSegmentLevels for segments or token
 // blocks.
 template <class Tile, bool kContractionA, bool kContractionB, int kLevels>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kMinBlocks)

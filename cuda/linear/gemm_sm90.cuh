@@ -16,10 +16,10 @@
 
 namespace rlk::cuda {
 
-// A block's tile: rows of A and of B, whether each operand's contiguous index is the extent (the index that is not
-// contracted), and how the sums of chunks (segments or token blocks) are combined. The output d is the product of A and
-// B, or its transpose. In a transposed product A has the weights, so tiles can have few rows of d. kRowUnit: 0 if TMA
-// reads A. Otherwise TMA cannot read A, because its rows begin only at multiples of kRowUnit bytes
+// A block's tile: rows of A and of B, whether each operand's contiguous index is the extent, and how the sums of chunks
+// are combined. The extent is the index that is not contracted. Chunks are segments or token blocks. The output d is
+// the product of A and B, or its transpose. In a transposed product A has the weights, so tiles can have few rows of d.
+// kRowUnit: 0 if TMA reads A. Otherwise TMA cannot read A, because its rows begin only at multiples of kRowUnit bytes
 // (gemm_rows_sm90.cuh). kCopiesOperands: spare warps copy operands that TMA cannot read (copied_operands_sm90.cuh).
 template <int kM, int kN, bool kAExtentContiguous, bool kBExtentContiguous, Combine kCombination,
           bool kIsTransposed = false, int kRowUnit = 0, bool kCopiesOperands = false>

@@ -13,7 +13,7 @@ constexpr int kSmallMStageK = 128;  // two boxes of 64
 constexpr int kSmallMMaxStages = 32;
 
 struct SmallMLaunch {
-  GemmLaunch gemm;  // k_steps: stages of 128
+  GemmLaunch gemm;  // k_steps counts stages of 128
   int slice_rows;   // weight rows of a block, a multiple of 16
   int slices;       // number of slices
 };
@@ -71,7 +71,7 @@ __device__ __forceinline__ void multiply_box(float (&d)[4 * kTiles], std::uint32
   }
 }
 
-// kTiles: x has at most 8 kTiles rows.
+// `kTiles`: x has at most 8 kTiles rows.
 template <class T, int kTiles>
 __global__ void __launch_bounds__(288, 1)
     gemm_small_m_sm90_kernel(const __grid_constant__ CUtensorMap map_weight, const __grid_constant__ CUtensorMap map_x,

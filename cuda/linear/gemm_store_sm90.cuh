@@ -47,7 +47,7 @@ __device__ __forceinline__ uint4 load_shared_16(std::uint32_t shared) {
 
 // The values that are added to a chunk's sums: the addend for the first chunk, and d for later chunks.
 struct Addend {
-  const float* data;  // null: nothing
+  const float* data;  // null: nothing is added
   std::int64_t stride;
   bool vectors;  // whether rows begin at multiples of 16 bytes
 };
@@ -106,8 +106,8 @@ __device__ __forceinline__ void store_chunk(const GemmLaunch& g, std::uint32_t s
   }
 }
 
-// Loads the addend for a warp's 16 rows of the tile, in wgmma's layout. kAdds: the addend is added to the sums;
-// otherwise the addend replaces the sums.
+// Loads the addend for a warp's 16 rows of the tile, in wgmma's layout. If `kAdds` is true, the addend is added to the
+// sums; otherwise the addend replaces the sums.
 template <int kBN, bool kAdds>
 __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& addend, float (&d)[kBN / 2], int row,
                                             int column, int lane) {

@@ -78,7 +78,7 @@ __device__ __forceinline__ void add_group(const typename T::Storage* columns, Ro
   }
 }
 
-// kLanes: neighbouring lanes that share a group's rows, with eight columns each.
+// `kLanes`: number of neighbouring lanes that share a group's rows; each lane has eight columns.
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kGroups* kLanes, 2)
     linear_bias_grad_kernel(const __grid_constant__ LinearBiasGradParams p, bool vector) {

@@ -34,9 +34,7 @@ struct alignas(16) PairShared {
 template <bool kMoments>
 struct PairSharedNodes {
   NodeOf<kMoments> leaves[kPairLeaves][kPairRows];
-  NodeOf<kMoments>
-      kept[kNodeLevels]
-          [kPairRows];  // for each level of the tree over a node's leaves: a left child that waits for its sibling
+  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // left children that wait, one per level
 };
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));

@@ -1,7 +1,7 @@
 // pack and unpack, bound by HBM: bytes are read once and written once. The header kernels/packing/pack_copy.h, shared
 // with HIP, has the copy and its distribution over threads. kernels/packing/pack_scan.h has the prefix sum.
 //
-// pack_kernel: up to eight arrays in one launch.
+// pack_kernel: copies up to eight arrays in one launch.
 // pack_positions_kernel: each block counts one row of the mask, 1,024 tokens at a time by ballots, and stores the row's
 //   length in cu_seqlens.
 // pack_scan_kernel: one block turns the lengths in cu_seqlens into offsets, by a prefix sum.

@@ -256,7 +256,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     const std::uint32_t word = p_.edited[row() * edit_words(p_.vocab_size) + column / 32];
     return (word >> (column % 32) & 1) != 0 ? p_.edits[row() * p_.vocab_size + column] : z;
   }
-  // Writes the kept ids of the warp's four leaves in a step. to: where the row's ids begin.
+  // Writes the kept ids of the warp's four leaves in a step. `to`: where the row's ids begin.
   __device__ __forceinline__ void write_ids(std::int32_t* to, int step) const {
     const int group = group_of(step), leaf = warp_ % kGroupWarps * kAtOnce;
     if (task_of(group) >= grid_.groups) return;

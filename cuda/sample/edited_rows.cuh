@@ -383,7 +383,8 @@ class EditedRow : public FinishedRow<T, kExp> {
       if (this->template cut_list<true>(want, min_mass, vllm, found, kept)) return kOk;
     }
   }
-  // Sets the row's reference by the key of its largest z, and returns the row's status.
+  // Sets the row's reference m_ (exponentials are relative to 2^m_) by the key of its largest z, and returns the row's
+  // status.
   __device__ __forceinline__ std::int32_t refer(std::uint32_t largest) {
     return this->refer_to(largest == 0 ? -infinity() : largest == ~0u ? canonical_nan() : z_of_key(largest));
   }

@@ -13,7 +13,7 @@
 namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
-// Finds the columns that a waiting row keeps, by kRowThreads threads. kByCount: rows may have a top_k.
+// Finds the columns that a waiting row keeps, by kRowThreads threads. `kByCount`: rows may have a top_k.
 template <class T, Exp kExp, bool kByCount>
 __device__ __forceinline__ void select_row(const SampleParams& p, const SampleChunk& chunk, std::int64_t i,
                                            SampleShared* shared) {
@@ -61,7 +61,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     return has_edits() ? edited(column, z) : z;
   }
 
-  // i: the row's number in the chunk. draws: whether this launch draws most rows. If it draws only a few rows, the
+  // `i`: the row's number in the chunk. `draws`: whether this launch draws most rows. If it draws only a few rows, the
   // random words are computed when a row needs them.
   __device__ FinishedRow(const SampleParams& p, const SampleChunk& chunk, std::int64_t i, FinishShared* shared,
                          bool draws)
@@ -88,7 +88,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     Best best;
   };
   // Runs after the first scan. Returns whether the row has to wait for later launches, because no list can hold its
-  // selection. kEnds: no later launch reads the mask for the kept set. kByCount: rows may have a top_k.
+  // selection. `kEnds`: no later launch reads the mask for the kept set. `kByCount`: rows may have a top_k.
   template <bool kEnds, bool kByCount>
   __device__ __forceinline__ bool run(Waiting* waiting) {
     const SampleRow want = sample_row_of<PlainMemory>(p_, row_);
@@ -134,7 +134,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     finish<kEnds>(want, want.greedy, best, kept);
     return false;
   }
-  // Leaves a row to later launches. by_mass: these launches sum the row's masses.
+  // Leaves a row to later launches. `by_mass`: these launches sum the row's masses.
   __device__ __forceinline__ void wait(const Waiting& waiting, bool by_mass) const {
     clear_padding();
     const SampleRow& want = waiting.row.want;
@@ -482,8 +482,8 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     mark<kEnds>(kept_bits, first);
     return true;
   }
-  // Computes the masks, the sorted columns and the nodes of the slots that keep a listed column. kept: bit k is set if
-  // the thread's k-th column of the list is kept. first: the thread's first column of the list.
+  // Computes the masks, the sorted columns and the nodes of the slots that keep a listed column. `kept`: bit k is set
+  // if the thread's k-th column of the list is kept. `first`: the thread's first column of the list.
   template <bool kEnds>
   __device__ __forceinline__ void mark(std::uint32_t kept, int first) {
     std::uint32_t* const bitmap = s_.bitmap;
@@ -602,7 +602,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
   }
 
   // Computes the tree, draws unless `best` gives the token, and writes the row's results. All threads call this
-  // function. kEnds: this launch writes the kept set, and publishes the set's count before the draw.
+  // function. `kEnds`: this launch writes the kept set, and publishes the set's count before the draw.
   template <bool kEnds>
   __device__ __forceinline__ void finish(const SampleRow& want, bool has_best, const Best& best, std::uint64_t kept) {
     if (!has_scanned_roots()) find_roots();

@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kFinishThreads<kFinish>, kFinishBlocks<kFinish
   }
 }
 
-// kByCount: rows may have a top_k. The code for top_k, and the code for 16-bit logits, needs more registers than a
+// `kByCount`: rows may have a top_k. The code for top_k, and the code for 16-bit logits, needs more registers than a
 // thread has in a block of kManyThreads.
 template <class T, bool kByCount>
 constexpr int kSelectionThreads = kByCount || T::kPacked ? kRowThreads : kManyThreads;

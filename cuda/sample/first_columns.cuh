@@ -288,8 +288,8 @@ struct FirstColumns {
   int size;
   std::uint32_t bound;
 };
-// columns: has is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and logit_at(id), which
-// returns z before edits.
+// The type of `columns` has is_allowed(id), has_edits(), is_edited(id) and edit_at(id) as in SampleColumns, and
+// logit_at(id), which returns z before edits.
 template <class Columns, class Edits = NoEdits>
 __device__ __forceinline__ FirstColumns list_first_columns(const LeafKeys<kRowThreads>& keys, std::uint32_t count,
                                                            const SlotMap& map, FinishShared* s, const Columns& columns,

@@ -36,9 +36,8 @@ __global__ void __launch_bounds__(kHeadDrawThreads)
   const auto* const columns = nodes + num_slots;  // the drawn column of each leaf, and the column's z
   __syncthreads();
   int passes = 2;
-  asm volatile(
-      ""
-      : "+r"(passes));  // hides the number of passes, so the compiler makes one copy of the code for both passes
+  // Hides the number of passes: the compiler then makes one copy of the code for both passes.
+  asm volatile("" : "+r"(passes));
 #pragma unroll 1
   for (int pass = 0; pass < passes; ++pass) {
     const bool rehearses = pass == 0;

@@ -15,9 +15,9 @@ __device__ __forceinline__ void meet() {
 }
 
 // Writes the ids of a mask's bits in ascending order. kThreads threads of a block, from thread `kFirst` on, call this
-// function. Each warp takes neighbouring words, and each lane writes the id of one bit of every word. counts: one value
-// for each warp. ahead: kMaskAhead values for each thread. of_lanes: one value for each thread. The calling threads
-// pass a barrier before the function uses `map`.
+// function. Each warp takes neighbouring words, and each lane writes the id of one bit of every word. `counts`: one
+// value for each warp. `ahead`: kMaskAhead values for each thread. `of_lanes`: one value for each thread. The calling
+// threads pass a barrier before the function uses `map`.
 template <int kThreads, int kFirst = 0>
 __device__ void write_ids_of_mask(const SlotMap& map, const std::uint32_t* mask, int words, std::int32_t* out,
                                   std::uint32_t* counts, std::uint32_t* ahead, uint4* of_lanes) {

@@ -132,7 +132,7 @@ class KeptList {
         nodes_(nodes) {}
 
   // The caller has completed the masks and passed a barrier. is_kept(rank): whether the row keeps a listed column.
-  // ids_end: the function stores the kept ids before this address, if they fit behind the list. Returns the number of
+  // `ids_end`: the function stores the kept ids before this address, if they fit behind the list. Returns the number of
   // kept columns; if they exceed masks.room(), the nodes are not computed.
   template <class IsKept>
   __device__ __forceinline__ std::uint32_t run(const std::uint64_t* list, int size, std::int32_t* ids_end,
@@ -222,8 +222,8 @@ class KeptList {
   __device__ __forceinline__ float* terms() const { return reinterpret_cast<float*>(large() + leaves_); }
   __device__ __forceinline__ float2* node_of(int leaf) const { return reinterpret_cast<float2*>(masks_.data() + leaf); }
 
-  // The reference of a leaf, from the leaf's largest z. A leaf that keeps any column also keeps its largest column. The
-  // result is -Inf if the leaf adds nothing.
+  // The reference m of a leaf, from the leaf's largest z. A leaf that keeps any column also keeps its largest column.
+  // The result is -Inf if the leaf adds nothing.
   __device__ __forceinline__ float reference_of(float largest) const {
     SoftmaxStats stats;
     const LeafReference reference = leaf_reference(c_, largest, &stats);

@@ -17,7 +17,7 @@ __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
     chunk.states[i].published = 0;
   }
 }
-// orders: a fence makes sure that this thread's earlier reads come before the count becomes visible to the blocks of
+// `orders`: a fence makes sure that this thread's earlier reads come before the count becomes visible to the blocks of
 // later rows.
 __device__ __forceinline__ void publish_count(SampleState* state, std::int64_t count, bool orders) {
   if (orders) __threadfence();
@@ -72,8 +72,8 @@ class KeptPlace {
     if (chunk_.first > 0 && i_ + 1 == chunk_.rows) __threadfence();
     return sum;
   }
-  // Writes the row's offset. The thread that published the count calls this function. before: the sum of the counts of
-  // all earlier rows. Returns where the `count` ids begin, or -1 if no ids are to be written.
+  // Writes the row's offset. The thread that published the count calls this function. `before`: the sum of the counts
+  // of all earlier rows. Returns where the `count` ids begin, or -1 if no ids are to be written.
   __device__ __forceinline__ std::int64_t place(std::int64_t before, std::int64_t count) {
     const std::int64_t base = chunk_.first > 0 ? p_.kept_offsets[chunk_.first] : 0;
     const std::int64_t begin = base + before, end = begin + count;

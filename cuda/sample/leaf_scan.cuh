@@ -10,9 +10,8 @@ namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
 constexpr int kLeafSteps = kLeafColumns / kNumChains, kAtOnce = kWarp / kNumChains;  // leaves of a warp at once
-constexpr int kMostInside =
-    kWarp * kLeafSteps;            // columns in the bracket (bracket.cuh) that a warp collects before it lists them
-constexpr int kLeafScanWarps = 8;  // warps per block
+constexpr int kMostInside = kWarp * kLeafSteps;  // columns in the bracket that a warp collects before it lists them
+constexpr int kLeafScanWarps = 8;                // warps per block
 
 // Processes the leaves of a group, kAtOnce leaves at a time.
 template <class T, Exp kExp, ScanPass kPass>
@@ -125,7 +124,7 @@ class LeafScan {
   static __device__ __forceinline__ bool has_bit(const std::uint32_t (&words)[kMaskWords], int k) {
     return (words[k / 4] & 1u << (k % 4 * kNumChains)) != 0;
   }
-  // z of the lane's columns, and -Inf for missing columns. at: the leaf's number in the group.
+  // Loads z of the lane's columns, and sets -Inf for missing columns. `at`: the leaf's number in the group.
   __device__ __forceinline__ void load(int i, const LeafSpan& leaf, int at, float (&z)[kLeafSteps]) const {
     const Storage* const from = logits_ + leaf.first + chain_;
     if (kHasEdits && p_.edited != nullptr) {  // each column is loaded once, from `edits` if it is edited
@@ -150,7 +149,7 @@ class LeafScan {
       }
     }
   }
-  // Sets z to -Inf for the lane's columns that are not allowed. at: the leaf's number in the group.
+  // Sets z to -Inf for the lane's columns that are not allowed. `at`: the leaf's number in the group.
   __device__ __forceinline__ void drop(int at, float (&z)[kLeafSteps]) const {
     std::uint32_t words[kMaskWords];
     bits_from_chain(mine_.allowed[at], words);

@@ -100,8 +100,8 @@ __device__ __forceinline__ void batches_of_list(const std::uint64_t* list, int s
 struct LeafMasses {
   std::uint64_t above = 0, total = 0;
 };
-// The masses of a leaf's n columns, and the bits of the columns in the bracket. kAll: the leaf is whole and all of its
-// columns count; otherwise only columns with a bit in `words` count. kBounded: the bracket has an upper end.
+// The masses of a leaf's n columns, and the bits of the columns in the bracket. `kAll`: the leaf is whole and all of
+// its columns count; otherwise only columns with a bit in `words` count. `kBounded`: the bracket has an upper end.
 template <class T, Exp kExp, bool kAll, bool kBounded>
 __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n, const MassRow& row,
                                                      std::uint32_t (&words)[kMaskWords]) {
@@ -138,8 +138,8 @@ __device__ __forceinline__ LeafMasses masses_of_leaf(const Leaf<T>& leaf, int n,
   return sum;
 }
 
-// Adds the masses of a warp's leaves to the row's masses, and lists the leaves' columns in the bracket. words: the bits
-// of these columns. slot: the slot of the lane's leaf.
+// Adds the masses of a warp's leaves to the row's masses, and lists the leaves' columns in the bracket. `words`: the
+// bits of these columns. `slot`: the slot of the lane's leaf.
 template <class T>
 __device__ __forceinline__ void add_masses(LeafMasses masses, const Leaf<T>& leaf, int slot,
                                            std::uint32_t (&words)[kMaskWords], const SampleChunk& chunk, int row,

@@ -83,8 +83,8 @@ __device__ __forceinline__ float sum_of_kept(const float* kept, int steps) {
   return __fadd_rn(sum, TokenGpu::shuffle_xor(sum, 8));
 }
 
-// A lane's tokens in its warp's part of a tile, and the copies of the lane's next steps. kShared: the input kShareable
-// has one value for all tokens of a sequence (shares_input).
+// A lane's tokens in its warp's part of a tile, and the copies of the lane's next steps. `kShared`: the input with
+// index `kShareable` has one value for all tokens of a sequence (shares_input()).
 template <class Terms, bool kShared>
 class PlainCopies {
  public:
@@ -183,8 +183,9 @@ __device__ __forceinline__ Vec4Mask not_marked(const Vec4& out) {
   return taken;
 }
 
-// Processes a warp's part of a tile, `left` tokens. `output` points to the output of this lane's first token. kShared:
-// `value` is the input kShareable of all tokens. kMarks: the function marks outputs of tokens that do not count.
+// Processes a warp's part of a tile, `left` tokens. `output` points to the output of this lane's first token.
+// `kShared`: `value` is the input `kShareable` of all tokens. `kMarks`: the function marks outputs of tokens that do
+// not count.
 template <class Terms, bool kShared, bool kMarks>
 __device__ __forceinline__ WaveTokens plain_tokens(const typename Terms::Params& p,
                                                    const typename Terms::Factors& factors, int left,
@@ -275,7 +276,7 @@ __device__ __forceinline__ unsigned slot_of_warp(bool of_wave) {
   return of_wave ? block * kTokenWaves<TokenGpu> + threadIdx.x / TokenGpu::kLanes : block;
 }
 
-// kWeights: outputs have their weights. Without kWeights, outputs have weight 1 and are marked, for weigh_few_kernel.
+// `kWeights`: outputs have their weights. Without kWeights, outputs have weight 1 and are marked, for weigh_few_kernel.
 template <class Batch, class Terms, int kLeastBlocks, bool kShared, bool kWeights>
 __global__ void __launch_bounds__(kTokenThreads, kLeastBlocks)
     plain_tokens_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,
