@@ -1,4 +1,5 @@
-// CUDA backend of elementwise operators: checks memory safety, then picks a kernel and the architecture's build of it.
+// CUDA backend of elementwise operators: checks memory safety, then picks a kernel, and its build for the GPU's
+// architecture.
 #include "kernels.h"
 #include "kernels/rows/elementwise_check.h"
 #include "kernels/rows/elementwise_formulas.h"

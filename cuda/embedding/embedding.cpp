@@ -1,4 +1,4 @@
-// CUDA backend of embedding: checks memory safety, then picks a kernel and the architecture's build of it.
+// CUDA backend of embedding: checks memory safety, then picks a kernel, and its build for the GPU's architecture.
 #include "rlk/ops/embedding.h"
 
 #include "../common/alignment.h"

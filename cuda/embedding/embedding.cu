@@ -2,8 +2,8 @@
 //
 // embedding_kernel: `lanes` threads copy a row or a slice of a row. Each thread copies kCount units, `lanes` units
 //   apart, and loads all of them before it stores the first unit. Short rows share a block. A unit is 16 bytes, or one
-//   element if rows are not aligned to 16 bytes. All lanes of a row read its id together. The id decides whether the
-//   row exists.
+//   element if rows are not aligned to 16 bytes. All lanes that copy a row read the token's id at the same time. The id
+//   decides whether the row exists.
 // All architectures share this source; each has its own machine code.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
-// CUDA backend of gae: checks memory safety, chooses how many warps share a sequence, and calls the architecture's
-// kernel.
+// CUDA backend of gae: checks memory safety, chooses how many warps share a sequence, and calls the kernel for the
+// GPU's architecture.
 #include "rlk/ops/gae.h"
 
 #include "../common/kernels.h"

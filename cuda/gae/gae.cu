@@ -134,8 +134,8 @@ struct WholeChunk {
   }
 };
 
-// kWideMask (on the kernel): the mask has 64 bits per token, whose words in flight take more registers. This function
-// is not inlined, because its registers would add to those of the scan.
+// The kernel's parameter `kWideMask`: the mask has 64 bits per token, so its words in flight take more registers. The
+// function has_no_scan() is not inlined, because its registers would add to those of the scan.
 __device__ __noinline__ bool has_no_scan(const GaeParams& p) {
   return clears_or_spoils(p, blockIdx.x, static_cast<int>(threadIdx.x), static_cast<int>(blockDim.x));
 }

@@ -1,4 +1,4 @@
-// CUDA backend of group_advantage: checks memory safety, then calls the architecture's kernels.
+// CUDA backend of group_advantage: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/group_advantage.h"
 
 #include "../common/kernels.h"

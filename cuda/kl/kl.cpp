@@ -1,4 +1,5 @@
-// CUDA backend of kl: checks memory safety, divides the work into tiles, and calls the architecture's kernel.
+// CUDA backend of kl: checks memory safety, divides the work into tiles, and calls the kernel for the GPU's
+// architecture.
 #include "rlk/ops/kl.h"
 
 #include "../common/kernels.h"

@@ -55,7 +55,7 @@ struct GemmLaunch {
   int stages;
   int prefetched_steps;  // number of weight stages that a block prefetches while the previous kernel still runs
   DType d_dtype, bias_dtype;
-  bool vector_stores, vector_addend;  // whether each row of d, of addend begins at a multiple of 16 bytes
+  bool vector_stores, vector_addend;  // whether each row of d (of the addend) begins at a multiple of 16 bytes
   bool box_stores;                    // TMA stores d; nothing is added to d in memory
   RowStreams rows_of_a;               // A, if Tile::kLoadsRows
   bool follows_copy;                  // the previous kernel copies B

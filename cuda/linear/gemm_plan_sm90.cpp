@@ -49,7 +49,7 @@ int few_rows(std::int64_t m) { return m <= 8 ? 8 : m <= 16 ? 16 : 32; }
 
 // Weight rows per slice in the kernel for few rows, chosen so that all blocks have equal work. If all slices run at
 // once and are short, fewer and longer slices read HBM faster. If each block has many slices, shorter slices read HBM
-// faster. streamed: ordinary loads read the weights.
+// faster. `streamed`: ordinary loads read the weights.
 int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   const std::int64_t turns = ceil_div(p.n, std::int64_t{kWidestSlice} * multiprocessors);
   const auto balanced = static_cast<int>(ceil_div(ceil_div(p.n, turns * multiprocessors), 16) * 16);

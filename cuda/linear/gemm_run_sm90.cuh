@@ -132,7 +132,7 @@ inline CopiedOperand copied_operand(const GemmOperand* x, const GemmOperand& to,
   c.last_vector = (std::max(c.from, last_row) + columns * 2) / 16 * 16;
   return c;
 }
-// Copies have the order of the tiles: columns of g.group_a tiles, `blocks` tiles at a time.
+// Pieces are copied in the order in which tiles run: columns of `g.group_a` tiles, `blocks` tiles at a time.
 inline CopiedOperands copied_operands(const GemmParams& p, const GemmLaunch& g, int blocks) {
   CopiedOperands c{};
   c.ranges = static_cast<int>((p.contraction + kCopyRange - 1) / kCopyRange);

@@ -24,7 +24,7 @@ struct GemmPlan {
   std::string name() const;
 };
 
-// The plan whose kernel copies operands, for products with gemm_sm90_copies.
+// The plan whose kernel copies operands, for products for which gemm_sm90_copies() returns true.
 inline constexpr GemmPlan kCopyingPlan{false, 128, 256, 1, false, 0, true};
 bool gemm_sm90_copies(const GemmParams& p);
 // Whether TMA can read an operand.
@@ -33,8 +33,8 @@ bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64
 bool gemm_sm90_serves(const GemmParams& p);
 // Whether a kernel can read the weights by ordinary loads, for products whose B TMA cannot read.
 bool gemm_sm90_loads_rows(const GemmParams& p);
-// Whether that kernel also reads x by ordinary loads. If that kernel does not, TMA must be able to read A or a copy of
-// A.
+// Whether the kernel that reads the weights by ordinary loads also reads x by ordinary loads. If not, TMA must be able
+// to read A or a copy of A.
 bool gemm_sm90_streams_x(const GemmParams& p);
 // Every plan for a product. Requires gemm_sm90_serves(p), or, if TMA cannot read B, gemm_sm90_loads_rows(p).
 std::vector<GemmPlan> gemm_plans_sm90(const GemmParams& p);

@@ -10,7 +10,8 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kElements = 4;  // elements per thread: 16 bytes of a part
 
-// The column of element i. Small numbers avoid a 64-bit remainder, which would take longer than loading the element.
+// The column of element i. If i and `columns` fit into 32 bits, a 32-bit remainder suffices. A 64-bit remainder would
+// take longer than loading the element.
 __device__ __forceinline__ std::int64_t column_of(std::int64_t i, std::int64_t columns) {
   if (((i | columns) >> 32) == 0) return static_cast<std::uint32_t>(i) % static_cast<std::uint32_t>(columns);
   return i % columns;

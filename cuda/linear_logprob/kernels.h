@@ -17,7 +17,7 @@ struct Bf16;  // the operands' types (../common/element.cuh)
 struct Fp16;
 
 // Forward without logits in memory. The rows of each operand have one stride, and TMA can read them. The workspace has
-// room for all rows. u: [num_rows, lora_rank] with LoRA, or null.
+// room for all rows. `u`: [num_rows, lora_rank] with LoRA, or null.
 template <class T>
 void run_heads(const LinearLogprobParams& p, const void* u, cudaStream_t stream);
 

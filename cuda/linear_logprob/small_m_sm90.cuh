@@ -23,7 +23,7 @@ struct NodeTarget {
   int tile;    // index in the strip
   bool ends;   // the tile is the last of the strip, or of the work
 };
-constexpr int kNothingLeft = -2, kWholeTile = -1;  // special values of a level of pairs
+constexpr int kNothingLeft = -2, kWholeTile = -1;  // in place of a level: no work is left; the tile's node is next
 
 template <class T, Exp kExp, bool kMoments, HeadLogits kLogits>
 __global__ void __launch_bounds__(SmallMTile::kThreads, 1)

@@ -1,5 +1,5 @@
-// CUDA backend of masked_whiten: checks memory safety, chooses how many warps share a sequence, and calls the
-// architecture's kernels.
+// CUDA backend of masked_whiten: checks memory safety, chooses how many warps share a sequence, and calls the kernels
+// for the GPU's architecture.
 #include "rlk/ops/masked_whiten.h"
 
 #include "../common/kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of optimal_token_baseline: checks memory safety, then calls the architecture's kernels.
+// CUDA backend of optimal_token_baseline: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/optimal_token_baseline.h"
 
 #include "../common/kernels.h"

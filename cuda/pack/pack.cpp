@@ -1,4 +1,4 @@
-// CUDA backend of pack: checks memory safety, plans the launches, and calls the architecture's kernels.
+// CUDA backend of pack: checks memory safety, plans the launches, and calls the kernels for the GPU's architecture.
 #include "rlk/ops/pack.h"
 
 #include "../common/kernels.h"

@@ -1,4 +1,4 @@
-// CUDA backend of preference_loss: checks memory safety, then calls the architecture's kernels.
+// CUDA backend of preference_loss: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/preference_loss.h"
 
 #include "../common/kernels.h"

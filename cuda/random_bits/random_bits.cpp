@@ -1,4 +1,4 @@
-// CUDA backend of random_bits: checks memory safety, then calls the architecture's kernel.
+// CUDA backend of random_bits: checks memory safety, then calls the kernel for the GPU's architecture.
 #include "rlk/ops/random_bits.h"
 
 #include "../common/kernels.h"

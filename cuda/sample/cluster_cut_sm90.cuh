@@ -368,7 +368,7 @@ class ClusterCut {
   __device__ __forceinline__ void list_bin(int bin, float high, float scale, float unit, bool is_first) {
     // The values of the bin's columns, and few other values, lie in [from, to].
     const float width = 1.0f / scale, slack = 1e-5f * (fabsf(high) + kDigitBins * width);
-    // False for a constant row, and for a row that spans all floats.
+    // `divides` is false for a constant row, and for a row that spans all floats.
     const bool divides = width > 0.0f && width < infinity();
     const float from = divides && bin < kDigitBins - 1 ? high - (bin + 1) * width - slack : -infinity();
     const float to = divides ? high - bin * width + slack : infinity();

@@ -1,4 +1,4 @@
-// CUDA backend of sample: checks memory safety, then calls the architecture's kernels.
+// CUDA backend of sample: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/sample.h"
 
 #include "kernels.h"

@@ -1,5 +1,5 @@
-// CUDA backend of scatter_rewards: checks memory safety, divides the work into tiles, and calls the architecture's
-// kernels.
+// CUDA backend of scatter_rewards: checks memory safety, divides the work into tiles, and calls the kernels for the
+// GPU's architecture.
 #include "rlk/ops/scatter_rewards.h"
 
 #include "../common/kernels.h"

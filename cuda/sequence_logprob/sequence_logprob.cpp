@@ -1,4 +1,5 @@
-// CUDA backend of sequence_logprob: checks memory safety, then picks a plan and calls the architecture's kernel.
+// CUDA backend of sequence_logprob: checks memory safety, then picks a plan and calls the kernel for the GPU's
+// architecture.
 #include "rlk/ops/sequence_logprob.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// CUDA backend of labels and masks: checks memory safety, then calls the architecture's kernels.
+// CUDA backend of labels and masks: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/shift_labels_packed.h"
 
 #include "../common/kernels.h"

@@ -1,5 +1,5 @@
 // CUDA backend of the operators in operators.inc: checks memory safety, divides the work into tiles, and calls the
-// architecture's kernels.
+// kernels for the GPU's architecture.
 #include "../common/kernels.h"
 #include "../policy_loss/kernels.h"
 #include "kernels/losses/covariance_terms.h"
