@@ -20,7 +20,8 @@ std::string kernel_name(const char* pass, const AttentionInput& p) {
          (p.head_dim <= NarrowTile::kColumns ? "_narrow" : "_wide") + type_suffix(p.dtype);
 }
 
-// Launches a pass. The kernels of a pass take the params, the grid and the first block of the launch.
+// Launches the kernels of one pass, such as the forward or dq. These kernels take the params, the grid and the first
+// block of the launch.
 template <class Params>
 void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int narrow_lds, int wide_lds, int device,
                   Stream stream) {
@@ -32,7 +33,7 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
   });
 }
 
-// Launches a pass of a call that may have trees. If the call has trees, `paths` is the table of the trees.
+// Launches a pass of a call whose sequences may form trees. If they do, `paths` is the table of ancestors.
 template <class Params>
 void launch_pass(const char* pass, const Params& p, const std::uint32_t* paths, const AttentionGrid& g, int narrow_lds,
                  int wide_lds, int device, Stream stream) {

@@ -35,7 +35,8 @@ struct AttentionGpu {
     if (is_nan(a) || is_nan(b)) return canonical_nan();
     return a > b ? a : b;
   }
-  static RLK_DEVICE float ex2(float) { return canonical_nan(); }  // not called
+  // never called, because HIP has no hardware exponential
+  static RLK_DEVICE float ex2(float) { return canonical_nan(); }
 
   template <int kCount>
   static RLK_DEVICE void load_group(const float* from, float (&to)[kCount]) {
@@ -61,7 +62,7 @@ struct AttentionGpu {
     if (vectors) {
 #if defined(__HIP_DEVICE_COMPILE__)
       __builtin_memcpy(x.v, __builtin_assume_aligned(from, 16), sizeof x.v);
-#else  // g++ would assume the alignment of 16 in the other branch, too
+#else  // g++ would assume the alignment of 16 bytes even if `vectors` is false
       __builtin_memcpy(x.v, from, sizeof x.v);
 #endif
     } else {

@@ -7,12 +7,13 @@
 
 namespace rlk::hip {
 
-// Tiles have 16 rows. 64 KiB of LDS hold no more rows together with the weights of 128 columns and a stage.
+// Tiles have 16 rows. 64 KiB of LDS hold at most 16 rows, together with the rows' weights for 128 keys and one stage of
+// the other operand.
 using NarrowTile = AttentionTile<1, 128, 16>;
 using WideTile = AttentionTile<1, 256, 16>;
 static_assert(NarrowTile::kRows == WideTile::kRows);
 
-constexpr int kAttentionCallLds = 768;  // params and grid
+constexpr int kAttentionCallLds = 768;  // bytes for the params and the grid
 template <class Tile>
 constexpr int kAttentionForwardLds = kAttentionCallLds + AttentionForwardShared<Tile>::kBytes;
 template <class Tile>

@@ -86,7 +86,7 @@ const RlkHipBundle& bundle_of(const std::string& kernel) {
 }  // namespace
 
 const Runtime& Runtime::get() {
-  static const Runtime runtime;  // if the constructor throws, it runs again at the next call
+  static const Runtime runtime;  // if the constructor throws, the next call runs it again
   return runtime;
 }
 
@@ -115,7 +115,7 @@ Runtime::Runtime() {
 
 void Runtime::check(int status, const char* what) const {
   if (status == 0) return;
-  api_.hipGetLastError();  // clears the error; otherwise the process's next launch would report it
+  api_.hipGetLastError();  // resets the last error; without this call, the process's next launch would report it
   throw std::runtime_error(std::string("HIP: ") + what + ": " + api_.hipGetErrorString(status));
 }
 
@@ -128,7 +128,7 @@ int Runtime::device_count() const {
   return count;
 }
 
-// Makes a device current for the scope.
+// Makes a device the thread's current device while this object exists.
 class Runtime::DeviceGuard {
  public:
   DeviceGuard(const Runtime& runtime, int device) : set_(runtime.api_.hipSetDevice) {

@@ -1,6 +1,6 @@
-// AMD's HIP runtime. The library libamdhip64 is opened by name at the first call with an array on an AMD GPU, and used
-// through its stable C interface. One build therefore works with ROCm 6 and 7, and it also loads where ROCm is not
-// installed.
+// AMD's HIP runtime. The first call with an array on an AMD GPU opens the library libamdhip64 by name. All later calls
+// use the library's stable C interface. One build therefore works with ROCm 6 and 7, and it also loads where ROCm is
+// not installed.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,8 @@ class Runtime {
   // Launches a kernel of the embedded bundles on `device`. `args` must have the types that the kernel declares.
   template <class... Args>
   void launch(int device, const char* kernel, const Grid& grid, Stream stream, Args... args) const {
-#ifdef RLK_HIP_ARGUMENT_SIZES  // builds with tests append a mark and the sizes for hip/emulation/isa; other runtimes read neither
+    // In builds with tests, a mark and the arguments' sizes follow the arguments. Only hip/emulation/isa reads them.
+#ifdef RLK_HIP_ARGUMENT_SIZES
     void* pointers[] = {&args..., reinterpret_cast<void*>(kSizesFollow), reinterpret_cast<void*>(sizeof(args))...};
 #else
     void* pointers[] = {&args...};

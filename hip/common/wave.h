@@ -39,7 +39,7 @@ namespace rlk::hip {
 RLK_DEVICE float shuffle_xor(float value, int mask RLK_HERE_PARAMETER) {
   return float_of(shuffle_xor(bits_of(value), mask RLK_HERE_ARGUMENT));
 }
-// A policy type for code that HIP shares with CUDA (rlk/tokens.h).
+// Marks pointers as pointers to global memory, for code of rlk/tokens.h that HIP shares with CUDA.
 struct GlobalMemory {
   template <class T>
   static RLK_DEVICE T* global(T* p) {

@@ -21,7 +21,7 @@ RLK_DEVICE std::int32_t shuffle_xor(std::int32_t value, int mask) {
   const int lane = static_cast<int>(__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)));
   return __builtin_amdgcn_ds_bpermute((lane ^ mask) * 4, value);
 }
-// Returns one bit per lane.
+// Returns the value of each lane as one bit of a mask.
 RLK_DEVICE std::uint64_t ballot(bool value) { return __builtin_amdgcn_ballot_w64(value); }
 RLK_DEVICE void block_barrier() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");

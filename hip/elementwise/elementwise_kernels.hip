@@ -20,8 +20,8 @@ RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
   return r;
 }
 
-// Loads a thread's eight columns from `from` on. With kVector the columns are neighbours. Without kVector the columns
-// have a distance of `step`, and columns beyond the `left` remaining ones do not exist.
+// Loads a thread's eight columns. With kVector they are from[0] to from[7]. Without kVector they are from[0],
+// from[step], from[2 * step] and so on. Those with an index of `left` or more do not exist, and are read as 0.
 template <class T, bool kVector>
 RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
   Eight<T> x;

@@ -12,7 +12,7 @@ constexpr int kElementwiseElements = 8;  // columns per thread if rows are not w
 
 }  // namespace rlk::hip
 
-// Expands to f(form, ...) for each form of an operator.
+// Expands to f(form, ...) for each form of an operator. A form is a variant of its formulas, such as an activation.
 #define RLK_FORMS_1(f, ...) f(0, __VA_ARGS__)
 #define RLK_FORMS_2(f, ...) RLK_FORMS_1(f, __VA_ARGS__) f(1, __VA_ARGS__)
 #define RLK_FORMS_3(f, ...) RLK_FORMS_2(f, __VA_ARGS__) f(2, __VA_ARGS__)

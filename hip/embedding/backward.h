@@ -1,9 +1,9 @@
 // The backward of embedding after the sort: sums the gradients of each dweight row's tokens, and clears rows without
 // tokens.
 //
-// A block is one wave, and each thread sums eight columns. The wave processes every row whose first token is among its
-// 16 sorted tokens, and sums it up to the row's last token. Sums that wait for a later group stay in LDS, separately
-// for each thread's columns.
+// A block is one wave, and each thread sums eight columns. The wave processes every row of the table whose first token
+// is among its 16 sorted tokens, and sums it up to the row's last token. A sum that must wait for a later group of
+// tokens stays in LDS, separately for each thread's columns.
 #pragma once
 
 #include "hip/common/vec8.h"

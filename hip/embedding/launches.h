@@ -11,7 +11,7 @@
 namespace rlk::hip {
 
 constexpr int kCopyThreads = 256;
-constexpr int kCopyUnits = 4;  // units per thread
+constexpr int kCopyUnits = 4;  // units (of 16 bytes or one element) that a thread copies
 
 // The sort. A block is one wave, which reads its tile in order.
 constexpr int kSortThreads = 64;
@@ -38,7 +38,7 @@ struct EmbeddingDigit {
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];   // [num_tokens] each
   std::uint32_t* counts;   // [kDigits, tiles]: counts of digits, later their first positions
-  std::uint32_t* present;  // [num_rows]: 1 if the row has a token
+  std::uint32_t* present;  // [num_rows]: 1 if any token has the row, else 0
 };
 
 }  // namespace rlk::hip

@@ -45,9 +45,9 @@ constexpr std::size_t kStackBytes = 64 << 10;
 #endif
 
 #if defined(__x86_64__)
-// The stack pointer of a suspended fiber. The callee-saved registers lie at the top of its stack. The functions of
-// ucontext would make two system calls per switch. Under the address sanitizer, exceptions would also clear the shadow
-// of a whole stack.
+// A suspended fiber is represented by its stack pointer. The top of its stack holds the callee-saved registers. The
+// functions of ucontext are not used, because they make two system calls per switch. Under the address sanitizer,
+// exceptions would also make them clear the shadow of a whole stack.
 struct Context {
   void* top = nullptr;
 };
@@ -75,7 +75,8 @@ struct Context {
 // Sets `context` to start `entry` on an empty stack. `entry` never returns.
 void begin_context(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
   auto end = reinterpret_cast<std::uintptr_t>(stack + bytes) & ~std::uintptr_t{15};
-  auto* words = reinterpret_cast<void**>(end) - 8;  // six registers, entry, and a return address of null
+  // words: six registers, the address of `entry`, and a return address of null
+  auto* words = reinterpret_cast<void**>(end) - 8;
   std::fill_n(words, 8, nullptr);
   words[6] = reinterpret_cast<void*>(entry);
   context.top = words;
@@ -160,7 +161,7 @@ void enter_lane(Block& b, Lane& lane) {
 }
 void leave_lane(Block& b, bool ends) {
 #if defined(__SANITIZE_ADDRESS__)
-  if (ends) __asan_handle_no_return();  // the lane's stack is used again without these frames
+  if (ends) __asan_handle_no_return();  // clears the shadow of this stack, which the next lane uses again
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(ends ? nullptr : &fake, b.scheduler_stack, b.scheduler_stack_bytes);
 #endif

@@ -32,7 +32,7 @@ using SourceLocation = std::experimental::source_location;
 #endif
 
 // ---------------------------------------------------------------------------------------------------------------------
-// For kernels. `here` is the source line of the caller.
+// Functions that kernels call. `here` is the source line of the caller.
 int thread_id();
 int block_id_x();
 int block_id_y();
@@ -65,7 +65,7 @@ Accumulator<4> mfma_16x16x16(Fp16x4 a, Fp16x4 b, Accumulator<4> c, SourceLocatio
 Accumulator<4> mfma_16x16x16(Bf16x4 a, Bf16x4 b, Accumulator<4> c, SourceLocation here = SourceLocation::current());
 
 // ---------------------------------------------------------------------------------------------------------------------
-// For launches.
+// Functions and settings for launches.
 namespace emulation {
 
 enum class Order { kForward, kBackward, kShuffled };  // order of a block's waves, and of a wave's lanes

@@ -8,6 +8,7 @@ namespace rlk::hip {
 constexpr int kGaeThreads = 256;                     // threads of a block, which processes one sequence
 constexpr int kGaeTeams = kGaeThreads / kScanLanes;  // teams of 32 lanes; each processes a chunk at a time
 constexpr int kGaeLdsBytes =
-    kGaeTeams * (2 * 8 + 4 + 4);  // totals of two tiles in turn; first values; whether they exist
+    // per team: the chunk's total in two buffers used in turn; the first value of the chunk; whether there is one
+    kGaeTeams * (2 * 8 + 4 + 4);
 
 }  // namespace rlk::hip

@@ -1,6 +1,6 @@
 // gae, discounted_returns and vtrace. A block scans one sequence from its end. Each team of 32 lanes processes a chunk
-// of 128 tokens at a time. A chunk needs two numbers from the later chunks: x, and the value of their first token that
-// counts. Teams exchange both numbers through LDS.
+// of 128 tokens at a time. A chunk needs two numbers from the chunks after it: the scan's state x, and the value
+// estimate of their first unmasked token. Teams exchange both numbers through LDS.
 #pragma once
 
 #include "hip/common/half_wave.h"
@@ -52,7 +52,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
 
   float next_behind = kHasValues && p.bootstrap != nullptr ? global_pointer(p.bootstrap)[sequence] : 0.0f;
   float x_behind = 0.0f;
-  std::int64_t chunk = chunks - kGaeTeams + team;  // negative: no chunk is left
+  std::int64_t chunk = chunks - kGaeTeams + team;  // the team's chunk; negative if no chunk is left for the team
   for (std::int64_t tiles = (chunks + kGaeTeams - 1) / kGaeTeams; tiles > 0; --tiles, chunk -= kGaeTeams) {
     const std::int64_t first_token = chunk * kScanChunk + lane * kLaneTokens, left = span.length - first_token;
     const int count = chunk < 0 || left <= 0 ? 0 : left < kLaneTokens ? static_cast<int>(left) : kLaneTokens;
@@ -119,7 +119,7 @@ RLK_DEVICE void gae_kernel(const GaeParams& p, std::int64_t first_block) {
       if (lane + h < kScanLanes) block = scan_compose(block, other);
     }
 
-    float x = x_behind;  // the scan's state x after the chunk
+    float x = x_behind;  // the scan's state, from the chunks after this chunk
     if (lane == 0) shared.totals[tiles & 1][team] = block;
     block_barrier();
 #pragma unroll 1

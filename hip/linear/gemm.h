@@ -1,8 +1,9 @@
 // The matrix products of linear for gfx90a and gfx942. A block of four waves computes a tile of outputs. Operands pass
-// through two LDS buffers: the block fills one buffer while it multiplies the other. The order is that of rule 1: each
-// output is one accumulator, to which matrix instructions add contraction indices in ascending order. A step of 16
-// contraction indices takes two 32x32x8 instructions or one 16x16x16 instruction. The matrix units bound large
-// products. Reading the weight once bounds small products.
+// through two LDS buffers: the block fills one buffer while it multiplies the other. The order of additions is that of
+// rule 1 (docs/numerics.md): each output has one accumulator, to which matrix instructions add the products in
+// ascending order of the contraction index. A step of 16 contraction indices takes two 32x32x8 instructions or one
+// 16x16x16 instruction. The matrix units limit the speed of large products. Memory bandwidth limits small products,
+// which read the weight once.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -13,7 +14,8 @@
 
 namespace rlk::hip {
 
-enum class Fold { kNone, kTree, kAscending };  // how segments are added: not at all, by rule 2, by rule 9
+// how the dot products of segments are added: not at all, as a tree (rule 2), or in ascending order (rule 9)
+enum class Fold { kNone, kTree, kAscending };
 
 // A wave's outputs, in the layout of its matrix instructions.
 template <class Tile>
@@ -21,7 +23,8 @@ struct WaveSums {
   static constexpr int kSize = Tile::kMfma, kOutputs = kSize * kSize / kWave;
   Accumulator<kOutputs> v[Tile::kMfmasDown][Tile::kMfmasAcross];
 
-  // Calls f(sum, down, across, i): output i of the matrix instruction at (down, across) in the wave's tile.
+  // Calls f(sum, down, across, i) for each output of the wave. The output is number i of the matrix instruction at
+  // (down, across) in the wave's tile.
   template <class F>
   RLK_DEVICE void for_each(const F& f) {
 #pragma unroll
@@ -42,9 +45,10 @@ RLK_DEVICE void add_earlier(WaveSums<Tile>& sum, const WaveSums<Tile>& earlier) 
 // The position of a block's tile among the outputs, and of a wave in the tile.
 template <class Tile>
 struct WavePlace {
-  std::int64_t row, column;    // first row and column of the tile
-  int wave_row, wave_column;   // first row and column of the wave, in the tile
-  std::int64_t rows, columns;  // number of the result's rows and columns from the wave's first ones on; may be negative
+  std::int64_t row, column;   // first row and column of the tile
+  int wave_row, wave_column;  // first row and column of the wave, in the tile
+  // number of rows and columns of the result from the wave's first row and column on; not positive if the wave has none
+  std::int64_t rows, columns;
   RLK_DEVICE WavePlace(const GemmParams& p, std::int64_t tile)
       : row(tile % p.tiles_down * kTileRows<Tile>), column(tile / p.tiles_down * kTileColumns<Tile>) {
     const int wave = thread_id() / kWave;
@@ -132,9 +136,9 @@ RLK_DEVICE void dot(const WavePlace<Tile>& place, LoadA& a, LoadB& b, std::int64
 }
 
 // A buffer in LDS (the patch) converts the layout of matrix instructions into rows of memory. The patch of a wave holds
-// the outputs of one instruction. With it, neighbouring lanes process neighbouring columns, and a lane loops over rows.
-// for_patch calls f(patch, row, column) for each of the lane's outputs that exists. Rows and columns are counted among
-// all outputs.
+// the outputs of one instruction. When a wave reads its patch, neighbouring lanes read neighbouring columns, and each
+// lane loops over rows. for_patch calls f(patch, row, column) for each of the lane's outputs that exists. Rows and
+// columns are counted among all outputs.
 template <class Tile>
 RLK_DEVICE float* wave_patch() {
   return reinterpret_cast<float*>(lds()) + thread_id() / kWave * Tile::kMfma * Tile::kMfma;
@@ -159,8 +163,8 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
   }
 }
 
-// Loads the initial values of the sums. The sum of the first block of tokens is added to them, or a single dot product
-// starts from them.
+// Loads the array `initial` into the sums. With Fold::kAscending, the first segment's dot product is then added to
+// them. With Fold::kNone, the only dot product starts from them.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll
@@ -210,7 +214,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
   if constexpr (kFold == Fold::kNone) {
     if (p.initial) {
       load_initial(p, place, sums);
-      block_barrier();  // the patches use the memory of the first stage
+      block_barrier();  // dot() overwrites the LDS that load_initial() uses
     }
     dot<Operand>(place, a, b, 0, p.contraction, sums);
   } else if constexpr (kFold == Fold::kTree) {
@@ -225,7 +229,7 @@ RLK_DEVICE void gemm_kernel(const GemmParams& p, std::int64_t first_tile) {
     WaveSums<Tile> total{};
     if (p.initial) {
       load_initial(p, place, total);
-      block_barrier();  // the patches use the memory of the first stage
+      block_barrier();  // dot() overwrites the LDS that load_initial() uses
     }
     for (std::int64_t k = 0; k < p.contraction; k += p.segment) {
       const std::int64_t end = p.contraction - k < p.segment ? p.contraction : k + p.segment;

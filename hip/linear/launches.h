@@ -18,7 +18,8 @@ constexpr int kGemmBlocks = 2;     // least number of blocks per compute unit: o
 struct LargeTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 2, kStageK = 32;
 };
-struct SegmentsTile {  // for segments: a wave keeps up to three earlier sums of each output
+// for products in segments, because a wave also keeps up to three sums of earlier segments per output
+struct SegmentsTile {
   static constexpr int kMfma = 32, kWavesDown = 2, kWavesAcross = 2, kMfmasDown = 2, kMfmasAcross = 1, kStageK = 32;
 };
 struct SmallTile {
@@ -36,14 +37,16 @@ constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t
 constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs for which small tiles are used; not tuned by
                                              // measurements
 
-// Element (i, k) lies at rows.offset(i) + k. If memory rows are contraction indices, it lies at rows.offset(k) + i.
+// Element (i, k), where k is the contraction index, lies at rows.offset(i) + k. For an operand stored the other way
+// (AcrossRows), it lies at rows.offset(k) + i.
 struct GemmOperand {
   const void* data;
   RowLayout rows;
-  bool vectors;  // whether each row consists of whole, aligned vectors of the size that a lane loads at once
+  bool vectors;  // whether each row consists of whole, aligned vectors of kAlongRow or kAcrossRows elements
 };
-constexpr int kAlongRow = 8;    // elements that a lane loads at once along the contraction
-constexpr int kAcrossRows = 4;  // elements that a lane loads at once from each of four rows across the tile
+constexpr int kAlongRow = 8;  // elements of a vector, if rows run along the contraction
+// elements of a vector, if rows run across the contraction; a lane loads vectors of four rows
+constexpr int kAcrossRows = 4;
 
 // out[i, j] is the dot product of row i of a and row j of b. The contraction is cut into segments, whose dot products
 // the kernel adds. The kernel adds the segments' dot products as a tree (rule 2), or in ascending order to `initial` if

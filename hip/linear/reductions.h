@@ -1,5 +1,5 @@
-// The sums of linear that are not products: dbias over rows, and the tree over ranks. HBM bandwidth bounds the kernels,
-// which read each addend once.
+// The sums of linear that are not products: dbias over rows, and the sum over the arrays of tensor-parallel ranks as a
+// tree. HBM bandwidth bounds the kernels, which read each addend once.
 #pragma once
 
 #include "hip/common/element.h"
@@ -10,7 +10,8 @@
 
 namespace rlk::hip {
 
-// A block sums kBiasColumns columns. One thread sums one slice of a column, which is a subtree of a token block's tree.
+// A block sums kBiasColumns columns. The rows of a column are summed by a tree within each block of 8192 rows. One
+// thread sums one slice of such a tree, which is a subtree.
 template <class T>
 RLK_DEVICE void bias_grad_kernel(const LinearBiasGradParams& p, std::int64_t first_block) {
   using Storage = typename T::Storage;

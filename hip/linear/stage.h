@@ -1,5 +1,5 @@
-// A stage of an operand of linear. A stage moves from global memory to registers, from registers to LDS, and from LDS
-// to a matrix instruction.
+// A stage is the part of an operand that a block loads at a time. It moves from global memory to registers, from
+// registers to LDS, and from LDS to a matrix instruction.
 //
 // LDS holds the rows of a tile. Each row has consecutive contraction indices, in vec4s of four 16-bit elements. A lane
 // passes one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. LDS serves 16 lanes

@@ -5,8 +5,8 @@
 
 namespace rlk::hip {
 
-using ScoredVector = std::uint32_t __attribute__((vector_size(16)));  // the compiler would copy a struct through
-                                                                      // scratch memory
+// a vector, because the compiler would copy a struct through scratch memory
+using ScoredVector = std::uint32_t __attribute__((vector_size(16)));
 
 }  // namespace rlk::hip
 

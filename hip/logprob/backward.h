@@ -10,8 +10,8 @@
 
 namespace rlk::hip {
 
-// Marks the kept columns of the block's segment. Returns false if the row keeps all columns. The whole block must call
-// this function.
+// Marks the columns of the block's segment that are in the row's kept set. Returns false if the row keeps all columns.
+// The whole block must call this function.
 RLK_DEVICE bool mark_segment(const LogprobBackwardParams& p, std::int64_t row, std::int64_t target, int first,
                              std::uint32_t* bitmap) {
   const KeptRange kept = kept_range(p, row);

@@ -1,6 +1,7 @@
-// The forward of logprob on a GPU with 64-lane waves. One wave computes the statistics of 32 leaves, with two lanes per
-// leaf. Another wave then combines the leaves of a row. The exponential is the portable one, so results have the CPU's
-// bits. HBM bandwidth bounds the kernels, which read each logit once (vocab_size * sizeof(T) bytes per row).
+// The forward of logprob on a GPU with 64-lane waves. A leaf is 128 columns. One wave computes the statistics of 32
+// leaves, with two lanes per leaf. Another wave then combines the leaves of a row. The exponential is the portable one,
+// so results have the CPU's bits. HBM bandwidth bounds the kernels, which read each logit once (vocab_size * sizeof(T)
+// bytes per row).
 #pragma once
 
 #include "hip/common/element.h"
@@ -12,7 +13,8 @@
 
 namespace rlk::hip {
 
-constexpr int kHalf = 4;  // chains of a lane: an even lane has chains 0 to 3, an odd lane has chains 4 to 7
+// number of a lane's chains (sums in one accumulator): even lanes have chains 0 to 3, odd lanes chains 4 to 7
+constexpr int kHalf = 4;
 template <class T>
 constexpr int kLeafBytes = leaf_bytes(sizeof(typename T::Storage));
 
@@ -30,7 +32,7 @@ struct Tile {
   }
 };
 
-// A lane's share of a group: one half of the chains (lane % 2) of one leaf (lane / 2).
+// What a lane computes of a group of leaves: half of the chains (lane % 2) of one leaf (lane / 2).
 struct LeafHalf {
   LeafSpan span;
   int leaf, half;
@@ -61,7 +63,7 @@ RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid
   wave_barrier();
 }
 
-// Sets columns of a group to -Inf if the row does not keep them. Returns status bits if the kept set is bad.
+// Sets the columns of a group that are not in the row's kept set to -Inf. Returns status bits if the kept set is bad.
 template <class T>
 RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, Group group, std::int64_t row,
                                        const Tile<T>& tile, int lane) {
@@ -71,7 +73,8 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   std::uint32_t* bitmap = tile.bitmap();
   for (int i = lane; i < kKeptWords; i += kWave) bitmap[i] = 0;
   wave_barrier();
-  // Bits are indexed by the leaf and by the column within the leaf, because leaves of several parts are not contiguous.
+  // A column's bit is found by its leaf and its index in the leaf. Leaves of several parts are not contiguous in
+  // memory.
   const std::int64_t target = target_of(p, row);
   const bool bad = scan_kept(p, kept, target, lane, kWave, [&](std::int64_t id) {
     const int leaf = leaf_of_column(grid, group, id);
@@ -90,8 +93,8 @@ RLK_DEVICE std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& g
   return status;
 }
 
-// Loads a lane's four columns of a vec8 as z. Columns past the leaf's last column become -Inf, which contributes
-// nothing.
+// Loads four columns of a vec8 for a lane, and computes their z. Columns past the leaf's last column become -Inf, which
+// contributes nothing.
 template <class T>
 RLK_DEVICE void load_half(const LogprobInput& p, const typename T::Storage* leaf, int first, int columns, float inverse,
                           float (&z)[kHalf]) {

@@ -13,7 +13,7 @@ constexpr int kLeafPad = 16;       // padding after each leaf in LDS, so that la
 constexpr int kKeptWords = kGroupColumns / 32;
 
 constexpr int leaf_bytes(int element_bytes) { return kLeafColumns * element_bytes + kLeafPad; }
-// [leaves][bitmap of kept columns]
+// LDS of a group: the leaves, and the bitmap of columns that the row keeps
 constexpr std::size_t group_lds_bytes(DType t) {
   return static_cast<std::size_t>(kGroupLeaves * leaf_bytes(size_of(t)) + kKeptWords * 4);
 }
@@ -21,7 +21,7 @@ constexpr std::size_t group_lds_bytes(DType t) {
 constexpr int kBackwardThreads = 256;
 constexpr int kBackwardColumns = 8;  // neighbouring columns that a thread computes
 constexpr int kSegmentColumns = kBackwardThreads * kBackwardColumns;
-constexpr std::size_t kBackwardLds = kSegmentColumns / 8;  // bitmap of kept columns
+constexpr std::size_t kBackwardLds = kSegmentColumns / 8;  // bytes of the bitmap of columns that the row keeps
 
 constexpr int kMergeThreads = 128;
 

@@ -5,8 +5,9 @@
 
 namespace rlk::hip {
 
-constexpr int kWhitenThreads = 256;                   // threads of a block, for one sequence or for the batch
-constexpr int kWhitenTeams = kWhitenThreads / 32;     // teams of 32 lanes; each processes a chunk at a time
-constexpr int kWhitenLdsBytes = kWhitenThreads * 16;  // per lane: count, minimum and maximum; then sums of teams
+constexpr int kWhitenThreads = 256;                // threads of a block, for one sequence or for the batch
+constexpr int kWhitenTeams = kWhitenThreads / 32;  // teams of 32 lanes; each processes a chunk at a time
+// first the count, minimum and maximum of each lane; later the sums of the teams
+constexpr int kWhitenLdsBytes = kWhitenThreads * 16;
 
 }  // namespace rlk::hip

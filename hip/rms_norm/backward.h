@@ -1,5 +1,5 @@
-// The backward of rms_norm in three kernels: dx by rows, the chains of dweight by groups of 64 rows, and the sum of
-// these chains. HBM bandwidth bounds the kernels, which read dy and h twice and write dx once.
+// The backward of rms_norm in three kernels. They compute dx by rows, sums of dweight over groups of 64 rows, and the
+// total of these sums. HBM bandwidth bounds the kernels, which read dy and h twice and write dx once.
 #pragma once
 
 #include "hip/linear/tree.h"
@@ -43,7 +43,8 @@ RLK_DEVICE void rms_norm_dx_kernel(const RmsNormBackwardParams& p, std::int64_t 
   }
 }
 
-// A block sums kNormThreads vec8s of columns over the rows of one group. Each group has `column_blocks` blocks.
+// A block sums kNormThreads * 8 columns over the rows of one group, and each thread sums eight columns (a vec8). Each
+// group has `column_blocks` blocks.
 template <class T, bool kVector>
 RLK_DEVICE void rms_norm_chains_kernel(const RmsNormBackwardParams& p, std::int64_t first_block,
                                        std::int64_t column_blocks) {

@@ -13,7 +13,7 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   const bool exists = at.row < p.num_rows;
   const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
   const auto* x = row_at<T>(p.x, p.x_rows, row);
-  // Without a residual, the pointer may be any address, because the kernel does not read it. A null pointer would hide
+  // If there is no residual, the kernel does not read this pointer, so any address serves. A null pointer would hide
   // the address space from the compiler.
   const bool adds = p.residual != nullptr;
   const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);
@@ -33,7 +33,7 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   if (exists && p.rstd != nullptr && at.first == 0) global_pointer(p.rstd)[row] = Fp32::store(rstd);
   if (p.y == nullptr) return;
   auto* y = row_at<T>(p.y, p.y_rows, row);
-  // This thread wrote what it reads here.
+  // The thread reads only columns that it wrote itself, so no barrier is needed.
   const auto* h = row_at<T>(adds ? p.new_residual : p.x, adds ? p.new_residual_rows : p.x_rows, row);
   for (std::int64_t k = at.first; k < columns; k += at.kStep) {
     Columns z = load_columns<T, kVector>(h + k, columns - k);

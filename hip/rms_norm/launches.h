@@ -15,8 +15,8 @@ static_assert(kVec8 == kRmsNormLaneColumns);
 constexpr std::int64_t kMostWaveColumns = 64 * kVec8;
 constexpr std::size_t kNormLds = kNormThreads / 64 * sizeof(float);
 
-// dweight: in one kernel a thread sums eight columns over a group of 64 rows; in the next kernel, a thread sums one
-// column over all groups.
+// dweight takes two kernels. In the first kernel a thread sums eight columns over a group of 64 rows. In the second
+// kernel a thread sums one column over all groups.
 constexpr int kNormGroups = static_cast<int>(kRmsNormBlock) / kRmsNormGroupRows;  // groups per 8192 rows
 
 }  // namespace rlk::hip

@@ -6,6 +6,6 @@
 namespace rlk::hip {
 
 constexpr int kRopeThreads = 256;      // threads per block: four waves
-constexpr int kRopeHeadsOfThread = 4;  // heads that a thread rotates one after another by angles that it loads once
+constexpr int kRopeHeadsOfThread = 4;  // heads that a thread rotates one after another; it loads their angles once
 
 }  // namespace rlk::hip

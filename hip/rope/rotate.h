@@ -1,10 +1,10 @@
-// rope, with queries and keys in one launch. HBM bandwidth bounds the kernels, which read each head once and write it
-// once. All heads of a token share its angles, so most reads of angles hit in a cache.
+// rope, with queries and keys in one launch. HBM bandwidth bounds the kernels, which read each attention head once and
+// write it once. All heads of a token share its angles, so most reads of angles hit in a cache.
 //
-// Vec8s: a thread rotates columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of some heads of a token. The two ranges
-//   are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds four
-//   whole pairs. Separate threads copy columns that are not rotated.
-// Elements: a thread rotates one pair of one head, with any width and alignment.
+// Kernels with vec8s: a thread rotates two ranges of eight columns of some heads of a token. The ranges begin at
+// columns c and c + rotary_dim / 2, and are the first and the second columns of eight pairs. If pairs are interleaved,
+// each range holds four whole pairs. Separate threads copy columns that are not rotated.
+// Kernels with elements: a thread rotates one pair of one head, with any width and alignment.
 #pragma once
 
 #include "hip/common/vec8.h"
@@ -168,7 +168,7 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // the last unit that is copied may have a single vec8
+          if (column >= head_dim) continue;  // the last unit may consist of a single vec8
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }
@@ -213,7 +213,8 @@ RLK_DEVICE void rope_elements_kernel(const RopeParams& p, const RopeGrid& g, std
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // each of the first g.rotated units has two columns
+      // each of the first g.rotated units covers two columns, and each later unit one
+      const int column = unit + g.rotated;
       y[column] = x[column];
       continue;
     }

@@ -1,5 +1,5 @@
-// The kernels of sample. Each block computes one row, and eight lanes share a leaf. The headers select.h and tree.h of
-// kernels/sample have the code of a row. The CPU and CUDA share these headers.
+// The kernels of sample. Each block computes one row, and eight lanes share a leaf (128 columns). The headers select.h
+// and tree.h of kernels/sample have the code of a row. The CPU and CUDA share these headers.
 #pragma once
 
 #include "hip/common/element.h"
@@ -24,7 +24,8 @@ struct SampleTeam {
   };
   static constexpr int kLanes = 8, kAhead = 1;
   static constexpr bool kEdits = false;
-  static constexpr bool kSearchesByZ = false;  // the search's code would need more scalar registers than a wave has
+  // the code of this search would need more scalar registers than a wave has
+  static constexpr bool kSearchesByZ = false;
   RLK_DEVICE int thread() const { return thread_id(); }
   static constexpr int threads() { return kSampleThreads; }
   RLK_DEVICE void barrier() const { block_barrier(); }
@@ -75,7 +76,7 @@ RLK_DEVICE void sample_select(const SampleParams& p, const SampleChunk& chunk, s
                                                         chunk.states + i, chunk.firsts + i * kMaxTeam);
   kTruncate ? selection.run_truncate() : selection.run_first();
 }
-// The address of a row's number of kept columns.
+// Address at which a row's number of kept columns is stored.
 RLK_DEVICE std::int64_t* count_of(const SampleParams& p, const SampleChunk& chunk, std::int64_t i) {
   return p.kept_offsets == nullptr ? nullptr : p.kept_offsets + chunk.first + i + 1;
 }

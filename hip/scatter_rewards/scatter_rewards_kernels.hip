@@ -36,8 +36,8 @@ rlk_scatter_rewards_spread_blocks(rlk::ScatterRewardsParams p, std::int64_t firs
                                           rlk::hip::TokenGpu::shared<rlk::SpreadShared>());
 }
 
-// This code is a separate kernel. Inside the kernel above, the compiler would no longer know which pointers point to
-// global memory.
+// This kernel could be a part of the kernel above. But then the compiler would no longer know which pointers of that
+// kernel point to global memory.
 RLK_KERNEL(rlk::kTokenThreads)
 rlk_scatter_rewards_rest(rlk::ScatterRewardsParams p, std::int64_t first_block) {
   rlk::clear_spread_rest<rlk::hip::TokenGpu>(p, first_block + rlk::hip::block_id_x());

@@ -1,4 +1,4 @@
-// Constants and arguments of labels and masks that host and kernels share.
+// Constants and arguments of the kernels for labels and masks, which the host and the kernels share.
 #pragma once
 
 #include <cstddef>

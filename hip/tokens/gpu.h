@@ -1,4 +1,4 @@
-// The primitives of passes over tokens (kernels/tokens/lane_passes.h) on HIP.
+// Functions and types of HIP for passes over tokens, which kernels/tokens/lane_passes.h describes.
 #pragma once
 
 #include "hip/common/wave.h"
@@ -9,11 +9,13 @@ namespace rlk::hip {
 struct TokenGpu {
   static constexpr int kLanes = kWave;
   static constexpr bool kReadsAgain = true;
-  static constexpr bool kFewAtOnce = false;  // reading few sums at once would take scratch memory on gfx942
-  using Tokens = float;                      // the conditions of four tokens would need more SGPRs than a wave has
-  // Makes each use read `p` again from the memory of the kernel's arguments. Without this, the compiler would keep more
-  // numbers in SGPRs over a loop than there are SGPRs. `p` must be the kernel's whole first argument, not another
-  // object or a part of it.
+  // false: code that reads few sums at once would take scratch memory on gfx942
+  static constexpr bool kFewAtOnce = false;
+  // one token per lane: the comparison results of four tokens would need more SGPRs than a wave has
+  using Tokens = float;
+  // Returns `p` in a form that makes each use read it again from the memory of the kernel's arguments. Otherwise the
+  // compiler would keep more numbers in SGPRs over a loop than there are SGPRs. `p` must be the kernel's whole first
+  // argument, not another object or a part of it.
   template <class Params>
   static RLK_DEVICE const Params& first_argument([[maybe_unused]] const Params& p) {
 #if defined(__HIP_DEVICE_COMPILE__)

@@ -1,10 +1,10 @@
-// Macros that define the kernels of passes over tokens. An operator is described by its Batch:
+// Macros that define the kernels of passes over tokens. A Batch (kernels/tokens/terms.h) describes an operator.
 //
-//   RLK_TOKEN_STATISTICS(operator, Batch): the first pass, and its results for sequences
+//   RLK_TOKEN_STATISTICS(operator, Batch): the first pass, and the pass that turns its sums into values of sequences
 //
-//   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the tokens' terms, for every group of sums
+//   RLK_TOKEN_TERMS(operator, name, Batch, Terms): the pass over tokens, with the class Terms for each group of sums
 //
-//   RLK_TOKEN_SUMS(operator, Batch): the sums of the batch
+//   RLK_TOKEN_SUMS(operator, Batch): the passes that sum over the batch
 #pragma once
 
 #include "hip/tokens/gpu.h"

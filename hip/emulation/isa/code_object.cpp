@@ -1,5 +1,5 @@
-// Loads an AMD code object: its segments, its kernels and its instructions. Kernels come from the note, the symbols and
-// the descriptors. Instructions come from llvm-objdump's disassembly.
+// Loads an AMD code object: its segments, its kernels and its instructions. The kernels are found in the ELF note with
+// the metadata, in the symbols and in the kernel descriptors. Instructions come from llvm-objdump's disassembly.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -169,7 +169,7 @@ bool read_line(char* line, Instruction& i) {
   for (++p; *p; i.size_bytes += 4) {
     char* end = nullptr;
     std::strtoull(p, &end, 16);
-    if (end - p < 8) break;  // a label
+    if (end - p < 8) break;  // this line is a label, not an instruction
     p = end;
   }
   *comment = 0;

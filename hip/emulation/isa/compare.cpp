@@ -6,7 +6,7 @@ namespace {
 
 enum Outcome { kLess = 1, kEqual = 2, kGreater = 4, kUnordered = 8 };
 
-int outcomes_of(const std::string& name) {  // -1: the name is no comparison
+int outcomes_of(const std::string& name) {  // returns -1 if `name` is not a comparison
   static const std::map<std::string, int> all = {
       {"f", 0},
       {"lt", kLess},

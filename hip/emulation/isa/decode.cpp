@@ -38,7 +38,7 @@ bool read_constant(const std::string& text, Operand& o) {
   char* end = nullptr;
   if (starts(text, "0.159154")) {
     o.is_float = true;
-    o.value = 0.15915494309189532;  // 1 / (2 pi), which the text rounds
+    o.value = 0.15915494309189532;  // the exact value is 1 / (2 pi); the disassembly prints it rounded
     return true;
   }
   o.is_literal = starts(text, "0x");
@@ -77,7 +77,7 @@ bool read_operand(std::string text, Operand& o) {
   return read_registers(text, o) || read_constant(text, o);
 }
 
-// Returns the text from `at` to the next separator outside brackets. `at` moves to the end of that separator.
+// Returns the text from `at` to the next separator that is not in brackets. `at` then points behind this separator.
 std::string next_word(const std::string& text, std::size_t& at, const char* separators) {
   while (at < text.size() && text[at] == ' ') ++at;
   const std::size_t begin = at;
@@ -101,8 +101,8 @@ void read_list(const std::string& text, u8* to) {
   }
 }
 
-// The operand to which SDWA's modifiers for source k apply. A carry-in operand comes last, and SDWA selects no part of
-// the carry.
+// Returns the operand to which the SDWA modifiers of source k apply. SDWA modifiers select a part of a register. A
+// carry is the last operand and has no such modifiers.
 Operand& sdwa_source(Instruction& i, const std::string& name, int k) {
   const bool has_carry = starts(name, "v_cndmask") || starts(name, "v_addc") || starts(name, "v_subb");
   const bool has_one = starts(name, "v_mov") || starts(name, "v_cvt") || starts(name, "v_not");

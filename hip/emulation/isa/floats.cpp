@@ -70,8 +70,9 @@ T saturated(double x) {
   return T(x);
 }
 
-// The three instructions of a division, as AMD's description of the instruction set defines them. The description does
-// not define the case that only 1/d is denormal. In that case this function scales the divisor by 2^-64.
+// The next functions are the three instructions of a division, as AMD's description of the instruction set defines
+// them. The description leaves one case open: only 1/d is denormal. In that case this function scales the divisor by
+// 2^-64.
 u32 division_scaled(u32 value, u32 divisor, u32 dividend, bool& scaled) {
   const float d = as_float(divisor), n = as_float(dividend);
   const auto by = [&](int e) { return as_bits(std::ldexp(as_float(value), e)); };
@@ -103,7 +104,8 @@ u32 division_fixed(u32 quotient, u32 divisor, u32 dividend) {
   if (d == 0 || std::isinf(n)) return sign | 0x7f800000;
   if (std::isinf(d) || n == 0) return sign;
   if (exponent(dividend) - exponent(divisor) < -150) return sign;
-  if (is_nan(quotient)) return sign | 0x7f800000;  // refining a quotient that overflows gives a NaN
+  // if a quotient overflows, its refinement gives a NaN; the result is then infinite
+  if (is_nan(quotient)) return sign | 0x7f800000;
   return sign | (quotient & 0x7fffffff);
 }
 

@@ -42,7 +42,8 @@ std::string caller() {
   const int count = backtrace(frames, 24);
   char** names = backtrace_symbols(frames, count);
   std::string all;
-  for (int k = 3; k < std::min(count, 10); ++k) {  // caller, on_fault, the kernel's trampoline
+  // frames 0 to 2 are caller(), on_fault() and the trampoline of the signal
+  for (int k = 3; k < std::min(count, 10); ++k) {
     const std::string name = names[k];
     all += (all.empty() ? "" : " < ") + name.substr(name.rfind('/') + 1, name.rfind(' ') - name.rfind('/') - 1);
   }
@@ -61,7 +62,7 @@ void on_fault(int signal_number, siginfo_t* info, void*) {
     const auto after = device_memory.upper_bound(at);
     if (after != device_memory.begin()) {
       const auto [address, bytes] = *std::prev(after);
-      if (at < address + bytes) {  // the fault is reported once, then the host continues
+      if (at < address + bytes) {  // opens these pages, so the fault is reported once and the host goes on
         write_report(Severity::kFault, nullptr, nullptr, "THE HOST TOUCHES DEVICE MEMORY in " + caller(), at);
         mprotect(reinterpret_cast<void*>(address), bytes, PROT_READ | PROT_WRITE);
         return;
@@ -132,7 +133,8 @@ void write_statistics() {
   std::fclose(file);
 }
 
-// The kernel's arguments and the launch packet. A page that must not be accessed follows the arguments.
+// The arguments of the kernel and the launch packet in memory. The page after the arguments is not accessible, so that
+// reads beyond them fault.
 struct Inputs {
   u8* memory = nullptr;
   u64 bytes = 0;
@@ -221,8 +223,8 @@ void begin_wave(Wave& w, Block& block, int number, const Grid& grid, const Input
   w.set_exec(exec);
 }
 
-// Runs a wave until it ends, waits at a barrier, or has run `most` more instructions. Returns false if the wave has
-// reached the limit RLK_ISA_LIMIT of instructions.
+// Runs a wave until it ends, waits at a barrier, or has run `most` instructions in this call. Returns false if the wave
+// has run RLK_ISA_LIMIT instructions in total.
 bool run_wave(Wave& w, u64 most, std::vector<u8>& hit) {
   const Instruction* instructions = w.block->code->instructions.data();
   running_wave = &w;
@@ -319,7 +321,7 @@ bool run_launch(Code& code, const Kernel& kernel, const Grid& grid, void** argum
 
   const Inputs inputs(kernel, grid, arguments);
   Block block{&code, &kernel, 0, {}, {}, {}, {}};
-  volatile bool good = true;  // read after the jump
+  volatile bool good = true;  // volatile, because it is read after siglongjmp
   const unsigned mode = _mm_getcsr();
   constexpr unsigned kNearestWithDenormals = 0x1f80;
   _mm_setcsr(kNearestWithDenormals);

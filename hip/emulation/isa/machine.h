@@ -22,7 +22,7 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 
 constexpr int kLanes = 64;
-constexpr int kFirstAccumulator = 256;  // a0 is Wave::v[256]
+constexpr int kFirstAccumulator = 256;  // the accumulator register a0 is Wave::v[256], and so on
 constexpr int kVcc = 106;
 constexpr int kM0 = 124;
 constexpr int kExec = 126;
@@ -86,7 +86,7 @@ struct Kernel {
   std::vector<Argument> arguments;
 
   u32 num_vgprs() const { return ((rsrc1 & 63) + 1) * 8; }
-  u32 first_accumulator() const { return ((rsrc3 & 63) + 1) * 4; }  // first accumulator's register number
+  u32 first_accumulator() const { return ((rsrc3 & 63) + 1) * 4; }  // number of the VGPR that is the first accumulator
 };
 
 // A code object in memory, and its instructions in the order of their addresses.

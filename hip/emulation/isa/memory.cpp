@@ -44,7 +44,7 @@ Lanes<u64> global_addresses(const Wave& w, const Operand& of, const Operand& bas
   return x;
 }
 
-void global_load(Wave& w, const Instruction& i) {  // destination, address, base
+void global_load(Wave& w, const Instruction& i) {  // operands: destination, address, base
   const Lanes<u64> at = global_addresses(w, i.operands[1], i.operands[2], i.offset);
   const int to = i.operands[0].index;
   u32 got[4][kLanes] = {};
@@ -60,7 +60,7 @@ void global_load(Wave& w, const Instruction& i) {  // destination, address, base
   for (int k = 0; k < words_of(i); ++k) write_register(w, to + k, got[k]);
 }
 
-void global_store(Wave& w, const Instruction& i) {  // address, data, base
+void global_store(Wave& w, const Instruction& i) {  // operands: address, data, base
   Stores stores;
   stores.address = global_addresses(w, i.operands[0], i.operands[2], i.offset);
   for (int l = 0; l < kLanes; ++l) {
@@ -102,7 +102,8 @@ void return_value(Wave& w, const Instruction& i, int lane, u64 x) {
   if (i.bytes == 8) w.v[i.operands[0].index + 1][lane] = u32(x >> 32);
 }
 
-void global_atomic(Wave& w, const Instruction& i) {  // [destination,] address, data, base
+// operands: destination if the atomic returns a value, then address, data, base
+void global_atomic(Wave& w, const Instruction& i) {
   const int first = i.returns;
   const Lanes<u64> at = global_addresses(w, i.operands[first], i.operands[first + 2], i.offset);
   for (int l = 0; l < kLanes; ++l) {
@@ -116,7 +117,8 @@ void global_atomic(Wave& w, const Instruction& i) {  // [destination,] address, 
   }
 }
 
-constexpr u64 kSeveralWaves = 31ull << 33;  // a wave number that no block has; stands for several readers
+// a wave number that no block has; marks a byte that several waves have read
+constexpr u64 kSeveralWaves = 31ull << 33;
 u64 with_reader(u64 before, u64 me) {
   const bool same_epoch = ((before ^ me) & 0x1fffffffeull) == 0;
   return before && before >> 33 != me >> 33 && same_epoch ? me | kSeveralWaves : me;
@@ -158,7 +160,7 @@ u64 lds_address(const Wave& w, const Instruction& i, const Operand& of, int lane
   return u32(w.v[of.index][lane] + offset);
 }
 
-void lds_load(Wave& w, const Instruction& i) {  // destination, address; one or two elements
+void lds_load(Wave& w, const Instruction& i) {  // operands: destination, address; loads one or two elements
   const int count = i.pair_scale ? 2 : 1, words = words_of(i), to = i.operands[0].index;
   u32 got[8][kLanes] = {};
   for (int l = 0; l < kLanes; ++l) {
@@ -175,7 +177,8 @@ void lds_load(Wave& w, const Instruction& i) {  // destination, address; one or 
   for (int j = 0; j < words * count; ++j) write_register(w, to + j, got[j]);
 }
 
-void lds_store(Wave& w, const Instruction& i) {  // address, data [, data]
+// operands: address, data, and a second data operand if two elements are stored
+void lds_store(Wave& w, const Instruction& i) {
   for (int k = 0; k < (i.pair_scale ? 2 : 1); ++k) {
     Stores stores;
     for (int l = 0; l < kLanes; ++l) {
@@ -194,7 +197,8 @@ void lds_store(Wave& w, const Instruction& i) {  // address, data [, data]
   }
 }
 
-void lds_atomic(Wave& w, const Instruction& i) {  // [destination,] address, data
+// operands: destination if the atomic returns a value, then address, data
+void lds_atomic(Wave& w, const Instruction& i) {
   const int first = i.returns;
   for (int l = 0; l < kLanes; ++l) {
     if (!w.on(l)) continue;

@@ -16,7 +16,8 @@ inline u32 as_bits(float x) { return std::bit_cast<u32>(x); }
 inline float half_to_float(u16 x) { return _cvtsh_ss(x); }
 inline u16 float_to_half(float x) { return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT); }
 
-// of_float: the instruction works on floats. With 64 bits, a 32-bit literal is then the high half of a double.
+// of_float: the instruction works on floats. A 32-bit literal of a 64-bit float instruction is the high half of a
+// double.
 inline u64 read_scalar(const Wave& w, const Operand& o, int bits, bool of_float = false) {
   if (o.kind == Operand::kScalar) {
     if (o.index == kScc) return w.scc;
@@ -49,7 +50,8 @@ inline u32 part_of(u32 x, const Operand& o) {
   return x;
 }
 
-// Returns the bits of every lane. The bits are written to `own` if no register holds exactly these bits.
+// Returns a pointer to the operand's bits in every lane. If a register holds these bits, the pointer points into the
+// register. Otherwise the bits are written to `own`.
 inline const u32* read_bits(const Wave& w, const Operand& o, Lanes<u32>& own, int bits = 32) {
   if (o.kind == Operand::kVector) {
     if (o.part == kDword) return w.v[o.index];
@@ -81,7 +83,7 @@ inline Lanes<u64> read_pairs(const Wave& w, const Operand& o, bool of_float) {
   return x;
 }
 
-// Inactive lanes keep their values.
+// Writes a vector register. Lanes that are inactive keep their values.
 inline void write_register(Wave& w, int index, const u32* x) {
   const u64 exec = w.exec();
   if (exec == ~0ull) {

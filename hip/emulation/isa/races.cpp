@@ -68,8 +68,8 @@ void note_global(Wave& w, const Instruction& i, u64 address, int n, Access acces
     } else {
       if (races(shadow.writer[at], me)) fault(w, i, "GLOBAL RACE write-read", address + k);
       if (access == Access::kScalarLoad && shadow.writer[at]) {
-        fault(w, i, "SCALAR LOAD of what this launch wrote", address + k);  // the scalar cache may still hold the old
-                                                                            // value
+        // The scalar cache might still hold the value from before the write.
+        fault(w, i, "SCALAR LOAD of what this launch wrote", address + k);
       }
       if (shadow.reader[at] != me) {
         shadow.reader_before[at] = shadow.reader[at];

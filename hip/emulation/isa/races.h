@@ -19,7 +19,7 @@ inline bool races(u64 a, u64 b) {
 }
 
 bool watches_races();    // RLK_ISA_RACES
-void forget_accesses();  // call it when a launch begins
+void forget_accesses();  // forgets all accesses; must be called when a launch begins
 enum class Access { kLoad, kScalarLoad, kStore, kAtomic };
 // Records an access of n bytes of global memory and reports races. Call it before the access. `value` is the value of a
 // store.

@@ -4,8 +4,8 @@
 //   RLK_STANDIN_ARCH      gfx942 (default) or gfx90a: which code object of a bundle runs
 //   RLK_STANDIN_ORDER     forward, backward or shuffled: the order of blocks and of waves. With "shuffled" the running
 //                         wave changes after 1 to 50 instructions, at random with the seed RLK_ISA_SEED
-//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION as in tests/hip/hip_standin.cpp; RLK_STANDIN_FAIL for
-//                         hipModuleLaunchKernel alone
+//   RLK_STANDIN_DEVICES, RLK_STANDIN_VERSION    as in tests/hip/hip_standin.cpp
+//   RLK_STANDIN_FAIL      as in tests/hip/hip_standin.cpp, but only hipModuleLaunchKernel may fail
 //   RLK_ISA_LOG           the file of reports (default: stderr)
 //   RLK_ISA_STATS         the file of statistics: the number of each kernel's instructions, and how many of them ran
 //   RLK_ISA_POISON        the value that registers and LDS hold at first (7fdeadbe, a NaN)
@@ -82,7 +82,8 @@ void say(const std::string& what, const Kernel& kernel, u64 detail) {
   write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);
 }
 
-// Checks the sizes of the arguments. The caller appends a mark to the arguments, and the sizes to the mark.
+// Checks the sizes of the arguments. In `arguments`, the caller appends a mark after the arguments, and then their
+// sizes.
 void check_sizes(const Kernel& kernel, void** arguments) {
   std::size_t count = 0;
   for (const Kernel::Argument& a : kernel.arguments) count += !starts(a.kind, "hidden_");
@@ -185,7 +186,7 @@ RLK_API int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid
                                                                                              : kLaunchFailure);
 }
 
-// For tests/hip/hip_guarded_arrays.py.
+// The functions that tests/hip/hip_guarded_arrays.py calls.
 RLK_API void rlk_isa_register(u64 address, u64 bytes) { register_device_memory(address, bytes); }
 RLK_API void rlk_isa_forget(u64 address) { forget_device_memory(address); }
 RLK_API void rlk_isa_close(int close) { close_device_memory(close); }

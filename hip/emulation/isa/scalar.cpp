@@ -31,7 +31,7 @@ Function save_exec(F) {
   };
 }
 
-// Registers f(w, i, bits) for 32 and for 64 bits.
+// Adds an instruction for 32 bits and one for 64 bits to the table. Both call f(w, i, bits).
 template <class F>
 void add_both(F, Table& t, const std::string& name) {
   t["s_" + name + "_b32"] = [](Wave& w, const Instruction& i) { F{}(w, i, 32); };
@@ -53,7 +53,8 @@ Function word_scc(F) {
     w.scc = x != 0;
   };
 }
-// f returns the result in its low 32 bits and SCC in bit 32.
+// Makes an instruction from a function f of two 32-bit operands and a carry. The low 32 bits of f are the result, and
+// bit 32 is the new SCC.
 template <class F>
 Function word_carry(F) {
   return [](Wave& w, const Instruction& i) {
@@ -68,7 +69,7 @@ Function word1(F) {
 }
 
 template <class T>
-T extract(T x, u32 control) {  // control: an offset in the low bits, a width from bit 16 on
+T extract(T x, u32 control) {  // `control` holds an offset in its low bits and a width from bit 16 on
   constexpr u32 kBits = 8 * sizeof(T);
   const u32 n = control >> 16 & 127, at = control & (kBits - 1);
   if (!n) return 0;
@@ -244,7 +245,8 @@ void add_bits(Table& t) {
 void add_arithmetic(Table& t) {
   t["s_add_u32"] = word_carry([](u64 a, u64 b, u64) { return a + b; });
   t["s_addc_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a + b + c; });
-  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });  // a borrow sets bit 32 and all higher bits
+  // if the difference is negative, bit 32 and all higher bits are set
+  t["s_sub_u32"] = word_carry([](u64 a, u64 b, u64) { return a - b; });
   t["s_subb_u32"] = word_carry([](u64 a, u64 b, u64 c) { return a - b - c; });
   t["s_add_i32"] = word_carry([](u64 a, u64 b, u64) {
     i32 x;
