@@ -59,8 +59,8 @@ def masked_whiten(
 ) -> Any:
     """``(x - mean) / sqrt(var + eps)`` over all tokens of a batch that count, as verl and TRL do with advantages.
 
-    Tokens are summed by position in their sequence, then sequences are summed, in two passes. The bits are the same
-    padded or packed, at any stride and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0.
+    Each of two passes sums the tokens of a sequence by position, then sums the sequences. The bits are the same padded
+    or packed, at any stride and on every backend. Tokens whose mask is 0 are not read, may hold NaN, and get 0.
     Advantages are constants without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
@@ -91,14 +91,14 @@ def masked_whiten(
     """
     flags = {"shift_mean": shift_mean, "unbiased": unbiased, "return_stats": return_stats}
     how = (_check.number("eps", eps), *(_check.flag(name, value) for name, value in flags.items()))
-    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group: checks this rank's arguments
+    outputs = call(_MASKED_WHITEN, (x, mask, cu_seqlens), how)  # with a process group, this call checks arguments
     if process_group is not None:
         outputs = _over_ranks(process_group, (x, mask, cu_seqlens), how)
     return MaskedWhitenResult(*outputs) if return_stats else outputs[0]
 
 
 def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """This rank's tokens of the whole batch, whitened."""
+    """Whitens the batch of all ranks, and returns this rank's tokens."""
     from .. import _ranks
 
     x, mask, cu_seqlens = arrays
@@ -122,8 +122,8 @@ def _over_ranks(group: Any, arrays: tuple[Any, ...], how: tuple[Any, ...]) -> tu
         whole = tuple(_ranks.gathered(group, a, sequences, width) for a in (share, counted))
         y, *stats = call(_MASKED_WHITEN, (*whole, None), how)
         return (y[rows, : share.shape[1]].contiguous(), *stats)
-    # A first offset that is not 0 is invalid. Such offsets must stay invalid after the ranks' offsets are joined, so
-    # their ends become negative.
+    # Offsets that do not begin with 0 are invalid. They must stay invalid after the offsets of all ranks are joined, so
+    # the ends of their sequences become negative.
     ends = torch.where(offsets[0] == 0, offsets[1:], -1 - tokens * len(lengths))
     slots = _ranks.place(group, lengths)
     ends = _ranks.gathered(group, ends + slots.start, sequences)
@@ -145,7 +145,7 @@ _OFF_WHITENED = Bound(
 
 
 def _contract_rows() -> Iterator[Row]:
-    whole = OF_TOKENS | {"kind": "scan", "stem": "masked_whiten", "keeps": BATCH_OF_TOKENS}  # reads the batch
+    whole = OF_TOKENS | {"kind": "scan", "stem": "masked_whiten", "keeps": BATCH_OF_TOKENS}  # needs the whole batch
     for output in ("y", "mean", "var"):
         yield Row("masked_whiten", output, "forward", bound=_OFF_WHITENED, **whole)
 

@@ -80,7 +80,7 @@ _MISMATCH_METRICS = Operator(
 
 
 def limit_of(log_ratio_clamp: Any) -> float:
-    """The bound of ``|log ratio|`` in the contract's form: infinity for None."""
+    """Checks the limit of ``|log ratio|``, and returns it for the contract: infinity for None."""
     if log_ratio_clamp is None:
         return math.inf
     return _check.single("log_ratio_clamp", log_ratio_clamp, lambda x: 0 < x < math.inf, "a finite number > 0 or None")

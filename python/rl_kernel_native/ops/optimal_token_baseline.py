@@ -59,8 +59,8 @@ def optimal_token_baseline(
     cu_seqlens: AnyArray | None = None,
 ) -> OptimalTokenBaseline[ArrayT]:
     """Advantages: the reward to go G minus a baseline. The baseline of a position is ``sum(G W) / sum(W)`` over the
-    group's sequences. W, the variance of the gradients of the tokens so far, is the sum of ``1 - 2 p + sum(p^2)`` over
-    these tokens.
+    group's sequences. W estimates the variance of the gradient of a sequence's tokens up to the position: it is the sum
+    of ``1 - 2 p + sum(p^2)`` over these tokens.
 
     A group has the same bits at any place in the batch, padded and packed, and on every backend; nothing waits for the
     host. Advantages are constants without a gradient; inputs that require a gradient are treated as detached. Positions
@@ -69,8 +69,8 @@ def optimal_token_baseline(
 
     Args:
         rewards: as ``logprob``, or one per sequence, ``[num_sequences]`` or ``[num_sequences, 1]``; a sequence's reward
-            then belongs to its last token that counts. With as many packed tokens as sequences, ``[num_tokens]`` means
-            one per token; use ``[num_sequences, 1]`` for one per sequence.
+            then belongs to its last token that counts. If the numbers of packed tokens and of sequences are equal, one
+            dimension means one per token; then use ``[num_sequences, 1]`` for one per sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. ``logprob`` belongs to the policy in the ratio's denominator (verl's old
             policy).
@@ -82,7 +82,7 @@ def optimal_token_baseline(
             sequences ``[group_offsets[g], group_offsets[g + 1])``. Offsets that break this rule are a ValueError on the
             CPU; a GPU cuts the groups short and accesses no memory outside the arrays.
         group_size: the size of consecutive groups. Pass exactly one of ``group_offsets`` and ``group_size``.
-        importance_weight: as ``rewards``; its square multiplies a token's term of W. None: 1.
+        importance_weight: as ``rewards``; its square multiplies the token's term in the sum W. None: 1.
         zero_tail: use no baseline for tokens past the length of a group's second longest sequence. A length is the
             number of tokens that count.
         eps: added to the sum of W; > 0.

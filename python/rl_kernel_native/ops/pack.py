@@ -35,7 +35,8 @@ MOST = 8  # most torch tensors in one call under autograd or in a trace
 
 
 def _name(i: int) -> Any:
-    """An array's name in errors. ``how[1]`` has one fill value per array, so its length is the number of arrays."""
+    """Returns a function that names array i in errors. ``how[1]`` has one fill value per array, so its length is the
+    number of arrays."""
     return lambda how, _: "tensors" if len(how[1]) == 1 else f"tensors[{i}]"
 
 
@@ -56,8 +57,8 @@ def _moved(
     tensors: list[Any], cu_seqlens: Any, positions: Any, unpacks: bool, covered: bool, num_tokens: int, capacity: int,
     fills: Sequence[int | float],
 ) -> list[Any]:  # fmt: skip
-    """Outputs for plain tensors. A conjugated view is copied first, because its memory does not hold the conjugated
-    numbers."""
+    """Calls the extension with torch tensors, and returns the moved arrays. A conjugated view is copied first, because
+    its memory does not hold the conjugated numbers."""
     tensors = [t.resolve_conj() if hasattr(t, "resolve_conj") else t for t in tensors]
     bits = [0 if is_zero(f) else _bits_of(t, f) for f, t in zip(fills, tensors, strict=True)]
     found: list[Any] = _C.pack(tensors, cu_seqlens, positions, unpacks, covered, num_tokens, capacity, bits, None, 0)
@@ -74,8 +75,9 @@ def _outputs(arrays: Any, how: tuple[Any, ...]) -> list[Any]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: tuple[Any, ...], wanted: Any) -> list[Any]:
-    """Tangents or gradients. pack and unpack are linear, and each is the other's transpose. Slots without a token get
-    zero. torch accepts None as a tangent only for outputs that cannot have a tangent, such as integers."""
+    """The derivative rule of ``pack`` and ``unpack``: both are linear, and each is the transpose of the other. Slots
+    without a token get zero. torch accepts None as a tangent only for outputs that cannot have a tangent, such as
+    integers."""
     (*likes, cu_seqlens, positions), (num_tokens, _, *packs) = arrays, how
     present = [t for t in given if t is not None]
     slots = (cu_seqlens, positions, *present, *[None] * (MOST - len(present)))
@@ -116,7 +118,8 @@ _UNPACK = Operator(
     "unpack", _ARRAYS, _OPTIONS, outputs=_outputs, dtypes=_SLOTS, native=_native,
     gradient=_LINEAR, leads=2,
 )  # fmt: skip
-# covered: whether every packed token before the last offset has a source, as with the offsets of pack_layout.
+# `covered` tells whether every packed token before the last offset has a source, as is true for offsets of
+# `pack_layout`.
 _PACK = Operator(
     "pack", _ARRAYS, f"{_OPTIONS}, SymInt capacity, bool covered", outputs=_outputs, dtypes=_SLOTS, native=_native,
     gradient=_LINEAR, leads=2,
@@ -264,7 +267,8 @@ def unpack(tensors: Any, cu_seqlens: Any, max_seqlen: int, *, positions: Any = N
 
 
 def _is_direct(tensors: list[Any], *others: Any) -> bool:
-    """Whether a call with torch tensors goes directly to the extension, with any number of tensors at once."""
+    """Tells whether a call with torch tensors goes directly to the extension, which takes any number of tensors at
+    once."""
     _call.engine()
     from .. import _torch
 
@@ -316,7 +320,7 @@ def _arrays(tensors: Any, fill_value: Any) -> tuple[list[Any], list[int | float]
 
 
 def _fill(value: Any) -> int | float:
-    """Keeps an integer as it is, because float64 cannot hold all 64 bits."""
+    """Checks a fill value. An integer stays an integer, because float64 cannot hold all 64 bits."""
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
         if not -(1 << 63) <= value < 1 << 64:
             raise ValueError(
@@ -327,8 +331,8 @@ def _fill(value: Any) -> int | float:
 
 
 def _check_rows(frame: Any, name: str, array: Any, shape: Any) -> None:
-    """Checks that each sequence has one length, or one row of the mask. Values that are no arrays pass: later checks
-    refuse them."""
+    """Checks that each sequence has one length, or one row of the mask. Values that are no arrays pass here, because
+    later checks refuse them."""
     if frame is None and not _dispatch.is_tensor(array):
         return
     found = _check.shape_of(array) if frame is None else _C.shape_and_dtype(frame.export(array, name), name)[0]

@@ -10,13 +10,13 @@ from .._check import shown
 
 
 def is_zero(fill: int | float) -> bool:
-    """Whether all bits of the value are 0 in every dtype."""
+    """Tells whether all bits of the value are 0 in every dtype."""
     return fill == 0 and math.copysign(1.0, fill) > 0
 
 
 def fill_bits(value: int | float, dtype: str) -> int:
-    """Eight bytes filled with elements of this dtype that hold ``value``. An integer is exact; a float is rounded to
-    nearest."""
+    """Returns eight bytes, filled with elements of this dtype that equal ``value``, as an integer. An integer value
+    must be exact in the dtype; a float is rounded to nearest."""
     if is_zero(value):
         return 0
     element = _bfloat16(value) if dtype == "bfloat16" else _element(value, dtype)
@@ -32,7 +32,7 @@ def _element(value: int | float, dtype: str) -> bytes | None:
         kind = np.dtype(dtype)
         with np.errstate(over="ignore"):
             element = np.array(int(value) if kind.kind in "iu" else value, kind)
-    except (TypeError, ValueError, OverflowError):  # a name that NumPy does not know; NaN and inf as integers
+    except (TypeError, ValueError, OverflowError):  # a dtype unknown to NumPy, or NaN or inf as an integer
         return None
     if kind.kind not in "biufc" or (kind.kind in "biu" and int(element) != value):
         return None
@@ -42,7 +42,7 @@ def _element(value: int | float, dtype: str) -> bytes | None:
 
 
 def _bfloat16(value: int | float) -> bytes | None:
-    """Rounds to nearest even in the integer view."""
+    """Rounds to nearest even by integer arithmetic on the bits of float32. Returns None on overflow."""
     with np.errstate(over="ignore"):
         bits = int(np.float32(value).view(np.uint32))
     element = bits + 0x7FFF + (bits >> 16 & 1) >> 16 & 0xFFFF

@@ -61,8 +61,8 @@ _WITH_RATIO = (*METRICS, *(f"ratio_{name}" for name in MismatchMetrics.names))
 
 
 class PolicyMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.kl`` is one element on the device, which is
-    not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: PolicyMetric in the contract.
+    """Scalars of one call in one float32 vector on the call's device. ``metrics.kl`` is one element, which stays on the
+    device; ``metrics.asdict()`` copies all elements to the host once. PolicyMetric in the contract defines the scalars.
 
     With ``ratio_metrics``, the same vector also measures how far the trained policy is from the old policy.
     ``metrics.ratio`` is a :class:`MismatchMetrics` with a histogram of log-ratios. The names of its elements in this
@@ -99,7 +99,7 @@ class PolicyGradients(NamedTuple, Generic[ArrayT]):
 
 
 _NO_GRADIENTS = (False, False)
-_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # index of the importance kind in a spec's numbers; the kind "given"
+_IMPORTANCE_FIELD, _GIVEN = 27, 4.0  # place of `importance` in a spec's numbers; the number of "given"
 
 
 def _importance_name(how: tuple[Any, ...], _: Any) -> str:
@@ -122,7 +122,8 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
     return (), (metrics,), *(None if x is None else x.shape for x in arrays[:2])
 
 
-# spec: a PolicySpec; in the schema, its numbers. denominator_value: 0 means that no number was given.
+# The option `spec` is a PolicySpec, or in a call by the schema its numbers. `denominator_value` is 0 if no number was
+# given.
 _POLICY_LOSS = Operator(
     "policy_loss",
     (
@@ -171,9 +172,9 @@ def policy_loss(
             contiguous, rows with any stride. Log-probabilities of the trained policy.
         old_logprob: as ``logprob``, for the policy in the ratio's denominator. None: ``logprob`` itself, which gives a
             ratio of 1.
-        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. With as many
-            packed tokens as sequences, ``[num_tokens]`` means one per token; use ``[num_sequences, 1]`` for one per
-            sequence.
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If the numbers of
+            packed tokens and of sequences are equal, one dimension means one per token; then use ``[num_sequences, 1]``
+            for one per sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0. Required: the
             default None is a TypeError, because an absent mask would count padding.
         spec: the objective: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``. Required: the default None
@@ -181,7 +182,8 @@ def policy_loss(
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``: packed sequence s is ``[cu_seqlens[s], cu_seqlens[s + 1])``.
         ref_logprob: as ``logprob``; required if ``spec.kl`` is set, else refused.
         rollout_logprob: as ``logprob``, from the sampling engine; required if ``spec.needs_rollout``, else refused.
-            :attr:`PolicySpec.lenient` relaxes the rules for this array and for the other arrays.
+            With :attr:`PolicySpec.lenient`, a call may lack this array, and arrays that the spec does not use are
+            ignored.
         importance_weight: as ``advantage``; required if ``spec.importance == "given"``, else refused.
         entropy: as ``logprob``; required if ``spec.entropy_coef`` is not 0.
         selected: as ``logprob``, nonzero for a selected token; required in three cases, else refused. For
@@ -271,7 +273,7 @@ def _operands(
     rollout_logprob: Any, importance_weight: Any, entropy: Any, selected: Any, token_weight: Any, denominator: Any,
     ratio_metrics: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """Arrays and options of the operator."""
+    """Checks the arguments, and returns the arrays and the options of the operator."""
     if mask is None:
         raise TypeError(
             "mask: expected an array of the shape of logprob, got None; a token counts where it is not 0, so "
@@ -338,7 +340,7 @@ _OFF_POLICY_ENTROPY = Bound(lambda largest: 1e-6 * largest, "1e-6 * largest", "a
 
 def _contract_rows() -> Iterator[Row]:
     policy = OF_TOKENS | {"kind": "scan", "stem": "policy_loss"}
-    batch = policy | {"keeps": ("layout", "runs")}  # over all sequences
+    batch = policy | {"keeps": ("layout", "runs")}  # sums over all sequences
     yield Row("policy_loss", "loss", "forward", bound=LOSS, **batch)
     yield Row("policy_loss", "metrics", "forward", bound=SUMMED_METRICS, **batch)
     yield Row("policy_loss", "d_logprob", "backward", bound=SLOPE_OF_TOKEN, **policy)

@@ -1,4 +1,4 @@
-"""The parts of a policy objective: a :class:`PolicySpec` is checked once and becomes a row of numbers for the
+"""The specification of a policy objective. A :class:`PolicySpec` is checked once and becomes a row of numbers for the
 extension."""
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ INF = math.inf
 
 LEVELS = ("token", "sequence", "geometric")
 CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl_cov", "dppo")
-SELECTING = ("clip_cov", "kl_cov", "dppo")  # clips that take `selected`
+SELECTING = ("clip_cov", "kl_cov", "dppo")  # values of `clip` that need the array `selected`
 ESTIMATORS = (None, "k1", "k2", "k3", "abs")
 IMPORTANCE = (None, "token", "sequence", "geometric", "given")
-# name -> (kind of denominator: 0 one, 1 tokens, 2 sequences, 3 sequences with tokens; whether each sequence is a mean)
+# Name -> (what divides the sum: 0 one, 1 tokens, 2 sequences, 3 sequences with tokens; whether a sequence is a mean).
 AGGREGATIONS = {
     "token-mean": (1, False),
     "token-sum": (0, False),
@@ -38,7 +38,7 @@ _SURROGATES = {
 
 @dataclasses.dataclass(frozen=True)
 class PolicySpec:
-    """A policy objective: ratio level x clip form x importance correction x KL x entropy x aggregation.
+    """A policy objective: a choice of ratio level, clip form, importance correction, KL, entropy and aggregation.
 
     Formulas: cpp/include/rlk/ops/policy_loss.h; names in papers and frameworks: docs/objectives.md. Ready-made specs:
     ``rl_kernel_native.presets``. A spec is frozen and hashable; ``dataclasses.replace`` makes a changed copy.
@@ -85,7 +85,7 @@ class PolicySpec:
             which multiplies by the call's ``importance_weight`` unchanged.
         importance_mode: ``"truncate"`` limits the weight to ``[importance_low, importance_high]`` (TIS); ``"mask"``
             sets it to 0 outside that range (IcePop, MIS).
-        importance_low, importance_high: None: no bound.
+        importance_low, importance_high: the bounds of ``importance_mode``; None: no bound.
         importance_clamp: a limit of the weight's ``|log|``, or None.
         importance_of: ``"old"`` or ``"current"``: the weight is the ratio of this policy to the rollout policy.
         gate: ``(low, high)``, or None. A sequence has no policy term if the geometric mean of its ratio to the rollout
@@ -155,13 +155,13 @@ class PolicySpec:
     rollout_nan: RolloutNan = "nan"
 
     def __post_init__(self) -> None:
-        for name in ("log_ratio_clamp", "gate"):  # a settings file holds these two options as lists
+        for name in ("log_ratio_clamp", "gate"):  # in a settings file, these two options are lists
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         _validate(self)
         numbers = _numbers(self)
         object.__setattr__(self, "_numbers", numbers)
-        object.__setattr__(self, "_packed", None)  # made at first use, which is never inside a trace
+        object.__setattr__(self, "_packed", None)  # set at first use, which is never inside a trace
         corrects = self.needs_rollout or self.importance == "given"
         plain = dataclasses.replace(
             self, importance=None, importance_low=None, gate=None, drop_of="old"
@@ -170,12 +170,12 @@ class PolicySpec:
 
     @property
     def numbers(self) -> tuple[float, ...]:
-        """The spec's fields as numbers, in the extension's order."""
+        """The spec's options as numbers, in the order of the extension's spec."""
         return self._numbers  # type: ignore[attr-defined]
 
     @property
     def packed(self) -> bytes:
-        """:attr:`numbers` as the extension reads them."""
+        """:attr:`numbers` as the bytes that the extension reads."""
         packed: bytes | None = self._packed  # type: ignore[attr-defined]
         if packed is None:
             packed = struct.pack(f"{len(self.numbers)}d", *self.numbers)
@@ -184,7 +184,8 @@ class PolicySpec:
 
     @property
     def uncorrected(self) -> PolicySpec:
-        """The spec without the parts that need ``rollout_logprob`` or ``importance_weight``, if it is lenient."""
+        """For a lenient spec, the spec without the parts that need ``rollout_logprob`` or ``importance_weight``; else
+        the spec itself."""
         return self._uncorrected  # type: ignore[attr-defined]
 
     @property
@@ -213,14 +214,14 @@ def number(name: str, value: Any, least: float = -INF, open_end: bool = False, o
     bound = "" if least == -INF else f" {'>' if open_end else '>='} {least:g}"
 
     def allows(x: float) -> bool:
-        return -INF < x < INF and x >= least and not (open_end and x == least)  # isfinite refuses a trace's symbols
+        return -INF < x < INF and x >= least and not (open_end and x == least)  # isfinite refuses symbols
 
     _check.single(name, value, allows, f"a finite number{bound}{' or None' if optional else ''}")
 
 
 def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
-    """A pair: the array, or None if the value is a number; and the number, or 0 if the value is an array. ``name`` is
-    the name of the aggregation's argument, for errors."""
+    """Checks the denominator, and returns it as a pair: the array or None, and the number or 0. ``name`` is the
+    argument of the aggregation in errors."""
     if denominator is None:
         if aggregation == "constant":
             raise ValueError(
@@ -294,7 +295,7 @@ def _validate(s: PolicySpec) -> None:
 
 
 def _validate_combination(s: PolicySpec) -> None:
-    """Refuses options that would be silently ignored or have no meaning."""
+    """Refuses combinations in which an option would be silently ignored or have no meaning."""
 
     def refuse(name: str, expected: str, why: str) -> None:
         raise ValueError(f"{name}: expected {expected}, got {_check.shown(getattr(s, name))}: {why}")
@@ -383,13 +384,13 @@ def check_aggregation(aggregation: str, horizon: Any, count_empty: bool) -> None
 
 
 def denominator_kind(aggregation: str, count_empty: bool) -> int:
-    """The contract's DenominatorKind."""
+    """Returns the contract's DenominatorKind of an aggregation."""
     kind = AGGREGATIONS[aggregation][0]
     return 2 if kind == 3 and count_empty else kind
 
 
 def _bounds(s: PolicySpec) -> tuple[float, float]:
-    """Bounds of the ratio, or of the log-ratio with "gmpo"."""
+    """Returns the bounds of the ratio, or with "gmpo" those of the log-ratio."""
     low, high = s.epsilon_low, s.epsilon_high
     if s.clip == "kl_cov":
         return -INF, INF
@@ -400,7 +401,7 @@ def _bounds(s: PolicySpec) -> tuple[float, float]:
 
 
 def _drops(s: PolicySpec) -> int:
-    """The contract's selected_drops."""
+    """Returns the contract's field ``selected_drops``."""
     return 1 if s.clip in ("clip_cov", "dppo") else 2 if s.drop_selected else 0
 
 

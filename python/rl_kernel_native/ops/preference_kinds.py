@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# The contract's numbers.
+# Enum values of the contract.
 SIGMOID, HINGE, IPO, EXO_PAIR, NCA_PAIR, ROBUST, BCO_PAIR, SPPO_HARD = range(8)
 APO_ZERO, APO_DOWN, DISCOPOP, ORPO, KTO = range(8, 13)
 UNSORTED, AOT, AOT_UNPAIRED = range(3)
@@ -15,9 +15,9 @@ NO_AVERAGE, OF_LOGPROB, OF_SCORE = range(3)
 class Kind(NamedTuple):
     number: int
     sort: int = UNSORTED
-    average: int = NO_AVERAGE  # what to divide by the counts, if they are given
+    average: int = NO_AVERAGE  # what is divided by the token counts, if counts are given
     options: tuple[str, ...] = ()  # the options that this kind takes
-    reference: bool | None = None  # True: needed, False: refused, None: optional
+    reference: bool | None = None  # reference model: True: needed, False: refused, None: optional
 
 
 _SMOOTH = ("label_smoothing",)
@@ -44,7 +44,7 @@ KINDS = {
     "alphapo": Kind(SIGMOID, average=OF_LOGPROB, options=("gamma", "alpha", *_SMOOTH), reference=False),
     "orpo": Kind(ORPO, average=OF_LOGPROB, reference=False),
 }
-# Names of kinds in TRL and OpenRLHF, where they differ from the names of this library.
+# Names of kinds in TRL and OpenRLHF that differ from the names in this library.
 KNOWN_AS = {
     "sigmoid": "dpo",
     "kto_pair": "kto",
@@ -60,7 +60,7 @@ DIVERGENCES = {
     "alpha_divergence": ALPHA_DIVERGENCE,
 }
 
-# preference_loss's arrays in the extension's order.
+# The arrays of `preference_loss`, in the order of the extension's arguments.
 NAMES = (
     "policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected", "chosen_count", "rejected_count",
     "chosen_aligned", "rejected_aligned", "kl",

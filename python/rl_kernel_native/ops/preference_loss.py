@@ -38,8 +38,8 @@ METRICS = ("loss", "chosen_reward", "rejected_reward", "margin", "accuracy")
 
 
 class PreferenceMetrics(MetricVector):
-    """Means of one call in one float32 vector on its device: ``metrics.margin`` is one element on the device, which is
-    not copied to the host; ``metrics.asdict()`` copies all elements once. ``accuracy`` is NaN for unpaired kinds."""
+    """Means of one call in one float32 vector on the call's device. ``metrics.margin`` is one element, which stays on
+    the device; ``metrics.asdict()`` copies all elements to the host once. ``accuracy`` is NaN for unpaired kinds."""
 
     names: tuple[str, ...] = METRICS
 
@@ -64,7 +64,8 @@ def _scale(call: Any, dlosses: Any, kept: Any, how: tuple[Any, ...]) -> Any:
 
 
 def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """A backward is linear in the gradient of losses. Unpaired kinds have one loss for each answer of both sides."""
+    """The derivative rule of the backward, which is linear in the gradient of the losses. Unpaired kinds have one loss
+    for each chosen and each rejected answer."""
     dlosses, *kept = arrays
     if wanted is None:
         return call(_BACKWARD, (given[0], *kept), how)
@@ -72,7 +73,8 @@ def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -
 
 
 def _along(tangents: Any, kept: Any, how: tuple[Any, ...]) -> Any:
-    """Tangents of losses: the products of each side are added to the losses to which that side contributes."""
+    """Returns the tangents of the losses. For each side (chosen and rejected), gradient times tangent is added to the
+    losses to which the side contributes."""
     (d_chosen, d_rejected, ranks), (kind, sort) = kept, how
     unpaired = kind == KTO
     w, l = d_chosen.shape[0], d_rejected.shape[0]  # noqa: E741
@@ -138,12 +140,13 @@ def preference_loss(
     sequences.
 
     Arrays may be left out in two cases. Without ``ref_chosen`` and ``ref_rejected``, ``dpo`` (the default kind) and
-    related kinds take 0 for the reference: a loss without a reference model. Without counts, ``simpo`` and the other
-    kinds on averages use the sums instead of averages, so longer answers weigh more.
+    related kinds take 0 for the reference: a loss without a reference model. ``simpo`` and the other kinds "on
+    averages" below divide a log-probability by its number of tokens. Without counts, they use the sums, so longer
+    answers weigh more.
 
     The forward launch also computes the gradient, so the backward is one product. A pair has the same bits in any batch
-    and on every backend, except for the sorted kinds, whose losses need the batch. Differentiable (torch) once, in
-    ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
+    and on every backend, except for the sorted kinds (``aot``, ``aot_unpaired``), whose losses depend on the batch.
+    Differentiable (torch) once, in ``policy_chosen`` and ``policy_rejected``; a second derivative is an error.
 
     Below, ``w = policy_chosen - ref_chosen`` and ``l = policy_rejected - ref_rejected`` are log-ratios, ``d = w - l``
     and ``z = beta d``:
@@ -155,8 +158,9 @@ def preference_loss(
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
       ``discopop`` (``tau``, 0.05): as TRL's DPO trainer and the contract define them.
     - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in sorted order.
-    - ``kto``: unpaired: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta (KL - l))`` times ``chosen_weight`` and
-      ``rejected_weight`` (1, 1), with ``KL = max(kl, 0)``. ``apo_zero_unpaired``: the same with ``KL = 0``.
+    - ``kto``, an unpaired kind, which has one loss per answer: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta
+      (KL - l))`` times ``chosen_weight`` and ``rejected_weight`` (default 1), with ``KL = max(kl, 0)``.
+      ``apo_zero_unpaired``: the same with ``KL = 0``.
     - without a reference, on averages: ``orpo``: ``-beta log sigmoid(log odds ratio)``; ``simpo``: ``dpo`` minus the
       margin ``gamma`` (0.5); ``alphapo``: ``simpo`` with ``(1 - p^-alpha) / alpha``. On sums: ``cpo``.
 
@@ -281,12 +285,12 @@ def _both(first: str, a: Any, second: str, b: Any) -> None:
 
 
 def _score(kind: str, f_divergence: str | None, f_alpha: float | None, alpha: float | None) -> tuple[int, float]:
-    """The contract's score and its alpha."""
+    """Returns the number of the score function in the contract, and its alpha."""
     if kind == "alphapo":
         if alpha is None:
             raise ValueError("alpha: expected a number for kind 'alphapo', got None")
         value = _number("alpha", alpha)
-        return (LOG_RATIO, 1.0) if _check.in_float32(value) == 0 else (ALPHA_PO, value)  # its limit
+        return (LOG_RATIO, 1.0) if _check.in_float32(value) == 0 else (ALPHA_PO, value)  # the limit at 0
     name = "reverse_kl" if f_divergence is None else f_divergence
     _check.one_of("f_divergence", name, tuple(DIVERGENCES))
     if (name == "alpha_divergence") != (f_alpha is not None):
@@ -319,7 +323,7 @@ def _contract_rows() -> Iterator[Row]:
     pairs = OF_TOKENS | {"kind": "elementwise", "stem": "preference_loss"}
     for output in ("losses", "chosen_rewards", "rejected_rewards"):
         yield Row("preference_loss", output, "forward", bound=_OFF_PREFERENCE, **pairs)
-    means = pairs | {"kind": "scan", "keeps": ("layout", "runs")}  # over all pairs
+    means = pairs | {"kind": "scan", "keeps": ("layout", "runs")}  # means over all pairs
     yield Row("preference_loss", "metrics", "forward", bound=_OFF_PREFERENCE, **means)
     yield Row("preference_loss", "d_policy", "backward", bound=_OFF_PREFERENCE_SLOPE, **pairs)
 

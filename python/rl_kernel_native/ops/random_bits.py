@@ -17,8 +17,8 @@ __all__ = ["random_bits", "random_bits_reference"]
 
 functions(random_bits="object*3, int*2, object, int")
 
-MOST_WORDS = 1024  # kStreamWords
-STREAMS = 1 << 24  # kRandomStreams
+MOST_WORDS = 1024  # kStreamWords of the contract
+STREAMS = 1 << 24  # kRandomStreams of the contract
 
 _RANDOM_BITS = Operator(
     "random_bits",
@@ -30,14 +30,14 @@ _RANDOM_BITS = Operator(
 
 
 def given(name: str, value: Any) -> Any:
-    """Returns an array or a number unchanged, and refuses None."""
+    """Returns an array or a number unchanged. None is a TypeError."""
     if value is None:
         raise TypeError(f"{name}: expected an integer or an array of them, got NoneType")
     return value
 
 
 def seed_of(seed: Any) -> Any:
-    """The 64 bits of a number, as a signed number; an array is returned unchanged."""
+    """Returns the 64 bits of a number as a signed number, and an array unchanged."""
     if not _check.is_number(seed):
         return given("seed", seed)
     number = _check.integer("seed", seed)
@@ -45,7 +45,7 @@ def seed_of(seed: Any) -> Any:
 
 
 def position_of(position: Any) -> Any:
-    """A number in [0, 2^32), or an array."""
+    """Returns a number after checking that it lies in [0, 2^32), and an array unchanged."""
     if not _check.is_number(position):
         return given("position", position)
     number = _check.integer64("position", position)

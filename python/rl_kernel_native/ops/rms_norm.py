@@ -36,7 +36,7 @@ _C = functions(
 
 
 def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
-    """y and new_residual by torch's operators in float64, without roundings."""
+    """Computes y and new_residual by torch's operators in float64, without intermediate roundings."""
     x, weight, residual = operands
     h = x.double() if residual is None else x.double() + residual.double()
     y = h * (h.square().mean(-1, keepdim=True) + how[0]).rsqrt()
@@ -46,7 +46,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any, ...]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """The wanted gradients among dx and dweight, as differentiable functions of the operands."""
+    """Returns those of dx and dweight that are wanted, as differentiable functions of the operands."""
     dy, h, weight, d_new_residual = operands
     wide = [None if x is None else x.double() for x in (h, weight)]
     dx, dweight = pulled(lambda *given: _composed_forward((*given, None), how), wide, (dy.double(),))
@@ -69,9 +69,10 @@ def _native_backward(arrays: Any, how: Any, *tail: Any, main_grad: Any = None) -
 
 
 def _gradients(call: Any, given: Any, kept: Any, how: Any, wanted: Any) -> Any:
-    """Gradients of x, weight and residual. If main_grad is given, the weight's gradient is added to it."""
+    """Returns the gradients of x, weight and residual. If main_grad is given, the weight's gradient is added to
+    main_grad instead."""
     dy, third = given
-    if dy is None:  # y was not used, so no gradient reaches the norm
+    if dy is None:  # y was not used; only new_residual has a gradient
         return third if wanted[0] else None, None, third if wanted[2] else None
     arrays, returns_dx = (dy, *kept, third), wanted[0] or wanted[2]
     if wanted[1] and len(how) > 4 and how[5] is not None:
@@ -94,11 +95,11 @@ _BACKWARD = Operator(
     gradient=Composed(
         of=(0, 1, 2, 4),
         composed=_composed_backward,
-        batch=rows(0, 1, 3, 4, alone=lambda inputs: inputs[9] is not None),  # each element has its own dweight
+        batch=rows(0, 1, 3, 4, alone=lambda inputs: inputs[9] is not None),  # one dweight per element
     ),
 )
 _INTO = _BACKWARD.into(1)
-# In addition to the schema's options: whether rstd is returned, and main_grad.
+# An eager call has more options than the schema: whether rstd is returned, and main_grad.
 _FORWARD = Operator(
     "rms_norm",
     "x, weight?, residual?",
@@ -215,14 +216,14 @@ def rms_norm(
 
 
 def _no_offset(weight_offset: Any) -> Any:
-    """The offset of a call without a weight. Every number except 0 is refused. Zero is returned as a constant, because
-    a trace may hold it as a symbol whose value the checks do not know."""
+    """Returns the offset of a call without a weight. Zero becomes a constant, because a trace may hold it as a symbol
+    whose value the checks do not know. Later checks refuse every other value."""
     is_number = _check.is_number(weight_offset) and not isinstance(weight_offset, bool)
     return 0.0 if is_number and weight_offset == 0 else weight_offset
 
 
 def _selected(result: Any, has_residual: bool, return_rstd: bool) -> Any:
-    """The requested outputs among y, or among (y, new_residual, rstd)."""
+    """Returns the outputs that the caller asked for. ``result`` is y, or the tuple (y, new_residual, rstd)."""
     if not (has_residual or return_rstd):
         return result[0] if isinstance(result, tuple) else result
     y, new_residual, rstd = result

@@ -22,13 +22,13 @@ _C = functions(
 
 
 def _names(transposed: bool) -> tuple[str, str]:
-    """Names of the arrays that are rotated, or rotated back. An if expression is used because Dynamo of torch 2.11
-    cannot index a tuple by a bool."""
+    """Returns the names of the two arrays of a rotation, or those of its backward. An if expression selects them,
+    because Dynamo of torch 2.11 cannot index a tuple by a bool."""
     return ("dq_out", "dk_out") if transposed else ("q", "k")
 
 
 def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Options in the schema's form."""
+    """Checks the options, and returns them in the form of the schema."""
     interleaved, partial_dim, rounds, sections, head_axis, transposed = how
     if partial_dim is not None:
         partial_dim = _check.integer("partial_dim", partial_dim)
@@ -40,8 +40,8 @@ def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """Rotates tangents, and rotates gradients back. Heads are independent, so an array without a tangent or gradient is
-    left out."""
+    """The derivative rule: rotates tangents, and rotates gradients back. q and k are independent of each other, so one
+    without a tangent or gradient is left out."""
     q, k = given
     if wanted is not None:
         how = (*how[:-1], not how[-1])
@@ -58,21 +58,21 @@ def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
 
 
 def _batch(info: Any, dims: Any, inputs: Any, apply: Any) -> Any:
-    """The vmap rule: a batch becomes one more dimension of tokens. If each element has its own table, vmap calls each
-    element alone."""
+    """The vmap rule: vmap's dimension becomes one more dimension of tokens. If each element has its own table of
+    angles, vmap calls the operator once per element."""
     q, k, cos, sin, position_ids, *options = inputs
     if position_ids is not None and tuple(dims[2:4]) != (None, None):
         return None
     q, k = batched(info, dims[:2], (q, k))
     angles = (cos, sin) if position_ids is None else (position_ids,)
     moved = batched(info, dims[2:4] if position_ids is None else dims[4:5], angles)
-    if options[3] is not None:  # the dimension of sections stays first
+    if options[3] is not None:  # the dimension of the three sections stays first
         moved = [t.movedim(0, 1).contiguous() for t in moved]
     rest = (*moved, None) if position_ids is None else (cos, sin, *moved)
     return apply(q, k, *rest, *options), (0, None if k is None else 0)
 
 
-# A rotation's transpose is the same operator with `transposed` inverted.
+# The transpose of a rotation is this operator with the option `transposed` inverted.
 _ROPE = Operator(
     "rope",
     (

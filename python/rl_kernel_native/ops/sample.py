@@ -22,7 +22,7 @@ __all__ = ["SampleResult", "SampleStatus", "sample", "sample_reference"]
 
 _C = functions(sample="object*4, int*6, object, int")
 
-LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bits: processed, raw
+LOGPROBS = {"processed": 1, "raw": 2, "both": 3, "none": 0}  # bit 0: processed, bit 1: raw
 LOGPROB, RAW = 1, 2
 MOST_COLUMNS = 1 << 19
 MOST_LOGPROBS = 256
@@ -43,8 +43,8 @@ class SampleStatus(IntFlag):
         BAD_PENALTY: the row's repetition penalty is not a finite normal number > 0, or another penalty is not finite.
         BAD_HISTORY: the row's history has an id outside ``[0, vocab_size)`` or bad offsets.
         BAD_BIAS: the row's bias has an id outside ``[0, vocab_size)``, bad offsets, or ids that do not ascend.
-        BAD_SHARDS: the row's payloads for :func:`sample_merge` do not come from every shard exactly once, or belong to
-            another call.
+        BAD_SHARDS: the row's payloads (results of :func:`sample_partial`) do not come from every shard exactly once, or
+            belong to another call than this merge.
         KEPT_OVERFLOW: the row's kept set did not fit into ``kept_capacity``: its count is 0 and its log-probability is
             NaN.
     """
@@ -99,8 +99,8 @@ class SampleResult(NamedTuple, Generic[ArrayT]):
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Ids, log-probability, raw log-probability, the n most probable tokens of each kind, kept ids, kept offsets,
-    status."""
+    """Returns the shapes of ids, log-probability, raw log-probability, the n most probable tokens of each kind, kept
+    ids, kept offsets and status."""
     rows, (capacity, count, _, wants) = arrays[0].shape[0], how[-4:]
     best = (((rows, count) if count and wants & kind else None) for kind in (LOGPROB, LOGPROB, RAW, RAW))
     kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
@@ -143,7 +143,7 @@ def sample_id_of(value: Any) -> Any:
 
 
 def draw_numbers(temperature: Any, top_k: Any, min_p: Any, greedy: Any) -> tuple[Any, Any, Any, Any]:
-    """The four arguments, each as a checked number or an array."""
+    """Checks the four arguments, and returns each as a number or an array."""
     return (
         _temperature(temperature),
         _top_k(top_k),
@@ -235,7 +235,7 @@ def sample(
     t, k, m, greedy = draw_numbers(temperature, top_k, min_p, greedy)
     p = number_or_rows("top_p", top_p, lambda x: 0 < x <= 1, "a number in (0, 1]")
     shape = _check.shape_of(logits)
-    sizes = shape if len(shape) == 2 else (0, 0)  # the check of the logits refuses other shapes
+    sizes = shape if len(shape) == 2 else (0, 0)  # a later check of the logits refuses other shapes
     how = (
         valid_vocab,
         exp,
@@ -261,7 +261,7 @@ def _count(n_logprobs: Any, return_logprob: str) -> int:
 
 
 def kept_capacity_of(return_kept: Any, kept_capacity: Any, rows: Any, columns: Any, top_k: Any, greedy: Any) -> Any:
-    """Number of entries of kept_ids, or -1 if the caller does not want kept sets."""
+    """Returns the number of entries of kept_ids, or -1 if the caller does not want kept sets."""
     if not _check.flag("return_kept", return_kept):
         if kept_capacity is not None:
             raise ValueError(f"kept_capacity: expected None without return_kept, got {_check.shown(kept_capacity)}")

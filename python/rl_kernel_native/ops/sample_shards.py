@@ -1,5 +1,6 @@
-"""Sampling from a vocabulary that is split over ranks. Each shard computes payloads, in one exchange or in four rounds,
-and a merge draws the tokens. The contract is a part of cpp/include/rlk/ops/sample.h."""
+"""Sampling from a vocabulary that is split over ranks. Each rank reduces its shard of the logits to a small array, a
+payload. Ranks exchange payloads once, or in four rounds, and a merge draws the tokens. The contract is a part of
+cpp/include/rlk/ops/sample.h."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ ROUNDS, SPLITTERS, BINS = 4, 1024, 1033
 
 
 def _words(round_: int, vocab_size: Any, widest: Any, shards: Any) -> Any:
-    """The number of words in a row's payload of a round."""
+    """Returns the number of 32-bit words per row in the payload of a round."""
     step = (vocab_size + SPLITTERS - 1) // SPLITTERS
     if round_ == 1:
         return HEAD_WORDS + 2 * ((widest + step - 1) // step)
@@ -42,14 +43,14 @@ def _words(round_: int, vocab_size: Any, widest: Any, shards: Any) -> Any:
 
 
 def _results(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Ids, log-probability, raw log-probability, kept ids, kept offsets, status."""
+    """Returns the shapes of ids, log-probability, raw log-probability, kept ids, kept offsets and status."""
     rows, capacity, wants = arrays[0].shape[1], how[4], how[6]
     kept = ((capacity,), (rows + 1,)) if capacity >= 0 else (None, None)
     return (rows,), (rows,) if wants & LOGPROB else None, (rows,) if wants & RAW else None, *kept, (rows,)
 
 
 def _payloads(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """The payload, kept ids, kept offsets."""
+    """Returns the shapes of payload, kept ids and kept offsets."""
     (rows, columns), vocab_size = arrays[0].shape, how[1]
     max_top_k, round_, widest, keeps = how[5], *how[8:]
     words = HEAD_WORDS + CANDIDATE_WORDS * max_top_k
@@ -95,7 +96,8 @@ def _numbers(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, 
 
 
 def _served(temperature: Any, top_k: Any, top_p: Any, min_p: Any, greedy: Any, order: Any) -> tuple[Any, ...]:
-    """Checked parameters of rows that one exchange can serve; entries of arrays are checked row by row."""
+    """Returns the parameters of a call with one exchange, and refuses numbers that one exchange cannot serve. Entries
+    of arrays are checked later, row by row."""
     t, k, p, m, flags = _numbers(temperature, top_k, top_p, min_p, greedy, order)
     if _check.is_number(k) and k > MOST_TOP_K:
         raise ValueError(f"top_k: expected an integer in [0, {MOST_TOP_K}] with shards (0 cuts nothing), got {k}")
@@ -144,9 +146,9 @@ def sample_partial(
     stream: int = 0,
     exp: Exp = None,
 ) -> Any:
-    """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. Ranks exchange their payloads once,
-    or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange serves greedy rows, rows without
-    truncation, and a ``top_k`` of at most 256. Four rounds serve every row.
+    """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. The result is a payload, a small
+    array. Ranks exchange payloads once, or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange
+    serves greedy rows, rows without truncation, and a ``top_k`` of at most 256. Four rounds serve every row.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
@@ -209,7 +211,7 @@ def sample_partial(
 
 
 def _earlier(earlier: Any, max_top_k: Any, max_shard: Any, return_kept: Any) -> tuple[Any, ...]:
-    """Payloads of the earlier rounds."""
+    """Checks the arguments of rounds, and returns the payloads of the earlier rounds."""
     _check.flag("return_kept", return_kept)
     if earlier is None:
         if max_shard is not None:
@@ -272,9 +274,9 @@ def sample_merge(
             any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
             once, or if their calls had other arguments than this call. Differences in penalties, masks and logits are
             not detected.
-        allowed: as for :func:`sample`; read only with ``return_kept``, for rows that nothing else truncates.
-        return_logprob: as for :func:`sample_partial`. ``"raw"`` and ``"both"`` make equal payloads; ``"processed"`` and
-            ``"none"`` also make equal payloads.
+        allowed: as for :func:`sample`; read only with ``return_kept``, for rows that no other argument truncates.
+        return_logprob: as for :func:`sample_partial`. Payloads for ``"raw"`` and ``"both"`` are equal, and so are
+            payloads for ``"processed"`` and ``"none"``.
         return_kept, kept_capacity: as for :func:`sample`. With ``in_rounds`` they must be False and None, because
             :func:`sample_partial` returns each shard's kept ids.
         in_rounds: whether the payloads come from round 4.
@@ -300,7 +302,7 @@ def sample_merge(
     t, k, p, m, flags = (_numbers if in_rounds else _served)(temperature, top_k, top_p, min_p, greedy, order)
     size = _check.integer64("vocab_size", vocab_size)
     shape = _check.shape_of(payloads)
-    rows = shape[1] if len(shape) == 3 else 0  # the check of the payloads refuses other shapes
+    rows = shape[1] if len(shape) == 3 else 0  # a later check of the payloads refuses other shapes
     how = (
         size,
         valid_vocab,

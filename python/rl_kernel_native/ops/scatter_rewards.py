@@ -20,7 +20,7 @@ __all__ = ["ScatteredRewards", "scatter_rewards", "scatter_rewards_reference"]
 
 _C = functions(scatter_rewards="object*13, int")
 
-_PLACES = ("last", "first", "spread")  # SpanPlace
+_PLACES = ("last", "first", "spread")  # SpanPlace of the contract
 
 
 class ScatteredRewards(NamedTuple, Generic[ArrayT]):
@@ -35,7 +35,8 @@ class ScatteredRewards(NamedTuple, Generic[ArrayT]):
 
 
 def _overlong(overlong: Any) -> tuple[float, int, int]:
-    """The penalty, the length at which it begins, and the number of tokens over which it grows to its value."""
+    """Returns the penalty, the length at which it begins, and the number of tokens over which it grows to its full
+    value."""
     if overlong is None:
         return 0.0, 0, 1
     if not isinstance(overlong, (tuple, list)) or len(overlong) != 3:
@@ -63,14 +64,15 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Rewards, costs, combined, lengths."""
+    """Returns the shapes of rewards, costs, combined and lengths."""
     mask, cost, cu_seqlens, lagrange = (arrays[i] for i in (0, 8, 9, 10))
     num = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else mask.shape[0] if len(mask.shape) == 2 else 1
     combines = how[1] or lagrange is not None
     return mask.shape, mask.shape if cost is not None else None, mask.shape if combines else None, (num,)
 
 
-# spec: the fields of the contract's spec. has_value: whether the number `value` replaces the array lagrange.
+# `spec` holds the fields of the contract's spec. `has_value` tells whether the number `value` replaces the array
+# lagrange.
 _SCATTER_REWARDS = Operator(
     "scatter_rewards",
     "mask, rewards?, token_rewards?, spans?, span_offsets?, span_rewards?, logprob?, ref_logprob?, cost?, cu_seqlens?, "

@@ -44,8 +44,8 @@ class SequenceLogprobAndStatus(NamedTuple, Generic[ArrayT]):
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The sums of a tangent if ``wanted`` is None. Otherwise the gradient: each token gets the gradient of its
-    sequence's sum."""
+    """The derivative rule. If ``wanted`` is None, returns the tangent summed over sequences. Otherwise returns the
+    gradient: each token gets the gradient of its sequence's sum."""
     tokens, mask, cu_seqlens = arrays
     if wanted is None:
         return call(_SEQUENCE_LOGPROB, (given[0], mask, cu_seqlens), (False,))[:1]
@@ -61,7 +61,7 @@ def _along_backward(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -
 
 
 def _outputs(arrays: Any, how: tuple[Any, ...]) -> Any:
-    """Sum, count, status."""
+    """Returns the shapes of sum, count and status."""
     logprob, _, cu_seqlens = arrays
     rows = cu_seqlens.shape[0] - 1 if cu_seqlens is not None else logprob.shape[0] if len(logprob.shape) == 2 else 1
     return (rows,), (rows,), (rows,) if how[0] else None
@@ -72,7 +72,7 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
 
 
-# The backward gets the mask as an array, and the gradient's shape as options.
+# The backward takes the mask as an array, and the shape of the gradient as options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
     "logprob, mask?, cu_seqlens?",

@@ -22,22 +22,22 @@ _C = functions(
     gated_mul_eager="object*2, int, bool",
 )
 
-# The contract's Activation.
+# Activation of the contract.
 SILU, GELU, GELU_TANH = range(3)
 
 
 def _first_name(_: Any, arrays: Any) -> str:
-    """The name of the first array in errors: without ``up``, that array holds both gate and up."""
+    """Returns the name of the first array in errors. Without ``up``, that array holds both gate and up."""
     return "gate_up" if arrays and arrays[-1] is None else "gate"
 
 
 def _shape(gate: Any, up: Any) -> list[int]:
-    """The shape of the result."""
+    """Returns the shape of the result."""
     return [*gate.shape[:-1], gate.shape[-1] // (2 if up is None else 1)]
 
 
 def _activation(gate: Any, activation: int) -> Any:
-    """The activation by torch's operators, without roundings."""
+    """Computes the activation by torch's operators, without intermediate roundings."""
     if activation == SILU:
         return gate * gate.sigmoid()
     if activation == GELU:
@@ -53,7 +53,7 @@ def _composed_forward(operands: Any, how: Any) -> tuple[Any]:
 
 
 def _composed_backward(operands: Any, how: Any) -> list[Any]:
-    """The wanted gradients among d_gate (or d_gate_up) and d_up."""
+    """Returns those of d_gate (or d_gate_up) and d_up that are wanted."""
     dy, *inputs = operands
     found = pulled(lambda *given: _composed_forward(given, how), inputs, (dy,))
     return [d for d, wanted in zip(found, how[2:], strict=True) if d is not None and (wanted or inputs[1] is None)]
@@ -270,7 +270,7 @@ def _backward(
 
 
 def _value(added: float, cut: float, more: str, why: str) -> Bound:
-    """The bound of activation * other."""
+    """Returns the error bound of the activation times another factor."""
 
     def of(act: Any, gate: Any, other: Any, expected: Any, inner: Any = 0.0, inner_least: Any = 0.0) -> Any:
         return ((6 * U + inner) * act + (added * U + cut) * gate + inner_least) * other + U * expected

@@ -50,9 +50,10 @@ METRICS = (
 
 
 class ValueMetrics(MetricVector):
-    """Scalars of one call in one float32 vector on its device: ``metrics.clip_fraction`` is one element on the device,
-    which is not copied to the host; ``metrics.asdict()`` copies all elements once. Definitions: ValueMetric in the
-    contract. To get the metrics of the whole batch, add the sums and ``num_tokens`` of all micro-batches and ranks."""
+    """Scalars of one call in one float32 vector on the call's device. ``metrics.clip_fraction`` is one element, which
+    stays on the device; ``metrics.asdict()`` copies all elements to the host once. ValueMetric in the contract defines
+    the scalars. To get the metrics of the whole batch, add the sums and ``num_tokens`` of all micro-batches and
+    ranks."""
 
     names: tuple[str, ...] = METRICS
 
@@ -80,7 +81,8 @@ def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
     return _C.value_loss(*arrays[:6], *numbers, number_given or arrays[6], *(how[7:] or (True,)), *tail)
 
 
-# clip and huber: infinity means none. denominator_kind: the contract's number. denominator_value: 0 means none.
+# For `clip` and `huber`, infinity means none; for `denominator_value`, 0 means none. `denominator_kind` is the
+# contract's enum.
 _VALUE_LOSS = Operator(
     "value_loss",
     (
@@ -204,7 +206,7 @@ def _operands(
     aggregation: Any, count_empty: Any, horizon: Any, scale: Any, dp_size: Any, token_weight: Any,
     denominator: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:  # fmt: skip
-    """Arrays and options of the operator."""
+    """Checks the arguments, and returns the arrays and the options of the operator."""
     numbers = _numbers if _dispatch.is_compiling() else _known_numbers
     how = numbers(clip, loss_type, huber_delta, aggregation, count_empty, horizon, scale, dp_size)
     if clip is None and old_value is not None:
@@ -224,7 +226,7 @@ def _numbers(
     clip: Any, loss_type: Any, huber_delta: Any, aggregation: Any, count_empty: Any, horizon: Any, scale: Any,
     dp_size: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Fields of the contract's ValueSpec."""
+    """Returns the fields of the contract's ValueSpec."""
     count_empty = _check.flag("count_empty", count_empty)
     number("clip", clip, 0.0, open_end=True, optional=True)
     one_of("loss_type", loss_type, ("mse", "huber"))

@@ -1,5 +1,5 @@
-"""Speculative decoding: finds the accepted tokens of a draft, and the token after the accepted tokens. verify_draft is
-composed of sample and logprob."""
+"""Speculative decoding: finds the accepted tokens of a draft, and the token after the accepted tokens. The operator is
+composed of ``sample`` and ``logprob``."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def verify_draft(
     """Accepts draft tokens from the first on, and draws the token after them.
 
     ``mode="same"`` accepts a draft token if :func:`sample` draws the same token at its position, and stops at the first
-    that differs. Tokens and log-probabilities therefore equal those of a rollout without speculation, byte for byte.
-    The draft affects how many tokens a step gives, but not which tokens.
+    token that differs. Tokens and log-probabilities therefore equal those of a rollout without speculation, byte for
+    byte. The draft affects how many tokens a step gives, but not which tokens.
 
     ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. This mode accepts token x with
     probability min(1, p(x) / q(x)). In place of the first rejected token, this mode draws from max(0, p - q). If all
@@ -99,16 +99,16 @@ def verify_draft(
     of_rows = {"seed": seed, "sample_id": sample_id, "position": position, **cuts}
     _require_alike(target_logits, draft_ids, {"draft_logits": draft_logits, "allowed": allowed, **of_rows})
     rows, steps = _check_shapes(target_logits, draft_ids, draft_logits, mode)
-    _check_dtype("position", position if _is_array(position) else None, INTEGERS)  # positions of steps are int64
+    _check_dtype("position", position if _is_array(position) else None, INTEGERS)  # steps have int64 positions
     x = Arrays(target_logits)
     target_logits, draft_ids = x.plain(target_logits), x.plain(draft_ids)
     draft_logits = None if draft_logits is None else x.plain(draft_logits)
     ahead = x.ascending(steps)
 
     def of_steps(name: str, value: Any) -> Any:
-        """A row's value, repeated for each of its steps."""
+        """Returns the values of rows, each repeated for the steps of its row."""
         if not _is_array(value):
-            return value  # sample raises the error
+            return value  # `sample` raises the error
         if tuple(value.shape) != (rows,):
             raise ValueError(f"{name}: expected shape [{rows}], got {list(value.shape)}")
         return x.np.broadcast_to(x.plain(value)[:, None], (rows, steps)).reshape(-1)
@@ -148,7 +148,7 @@ def verify_draft(
 
 
 def _is_array(value: Any) -> bool:
-    """Whether the value is an array. Numbers are checked for first, because a trace may hold numbers as symbols."""
+    """Tells whether the value is an array. Numbers are excluded first, because a trace may hold numbers as symbols."""
     return not _check.is_number(value) and _dispatch.is_array(value)
 
 
@@ -164,7 +164,7 @@ def _check_dtype(name: str, value: Any, dtypes: tuple[str, ...]) -> None:
 
 
 def _require_alike(target_logits: Any, draft_ids: Any, optional: dict[str, Any]) -> None:
-    """Requires arrays of one framework on one device."""
+    """Raises an error unless all arrays have one framework and one device."""
     optional = {name: value for name, value in optional.items() if _is_array(value)}
     if _dispatch.is_tensor(target_logits):
         from .._torch import require_tensors
