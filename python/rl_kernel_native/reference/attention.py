@@ -88,7 +88,8 @@ def attention_facts(
     q: Any, k: Any, v: Any, dout: Any, dtype: str, *, causal: bool = True, window_size: int | None = None,
     softmax_scale: float | None = None, softcap: float | None = None, sinks: Any = None,
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """The facts from which attention's rows in contract.py compute error bounds, under the names that the rows use.
+    """Returns the facts: numbers from which the rows of ``attention`` in contract.py compute error bounds. Each fact
+    has the name that the rows use.
 
     Args: as :func:`attention_reference`, padded, with all tokens in use; ``dtype`` is the dtype of the operands.
     Returns: for each output its facts: numbers, or float64 arrays that broadcast to the output.
@@ -129,7 +130,7 @@ def attention_facts(
     rounding = ROUNDING[dtype]
     common: dict[str, Any] = {"head_dim": dim}
     rounded = common
-    least = 2.0**-126  # exponentials of rule 3 below this value are +0
+    least = 2.0**-126  # rule 3 of docs/numerics.md: smaller exponentials are +0
     least_ds = least * both.max(initial=0.0)
     if dtype != "float32":  # probabilities and score gradients are rounded before the products
         rounded = common | {"inner": rounding.inner}
@@ -185,7 +186,7 @@ def attention_facts(
 
 
 def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.ndarray]:
-    """Indices, among all tokens, of each sequence's tokens in use."""
+    """Returns, for each sequence, the indices of its tokens in use among all tokens."""
     if cu_seqlens is not None:
         offsets = np.asarray(cu_seqlens)
         found = [np.arange(a, b) for a, b in itertools.pairwise(offsets)]
@@ -200,7 +201,7 @@ def _places(x: np.ndarray, cu_seqlens: Any, leftpad: Any, used: Any) -> list[np.
 
 
 def _paths(segments: list[np.ndarray], parents: Any) -> list[np.ndarray]:
-    """For each segment, the indices of its path's tokens, from the root to the segment's end."""
+    """Returns, for each segment, the indices of the tokens on its path, from the root to the segment's end."""
     found: list[np.ndarray] = []
     for own, parent in zip(segments, np.asarray(parents), strict=True):
         found.append(own if parent < 0 else np.concatenate([found[parent], own]))
@@ -232,7 +233,7 @@ def _sees(queries: int, keys: int, causal: bool, window_size: int | None) -> np.
 
 
 def _capped(scores: np.ndarray, softcap: float | None) -> tuple[np.ndarray, Any]:
-    """Scores after a softcap, and its slope."""
+    """Returns the scores after a softcap, and the derivative of the softcap."""
     if softcap is None:
         return scores, 1.0
     h = np.tanh(scores / softcap)
@@ -251,7 +252,7 @@ def _softmax(scores: np.ndarray, sees: np.ndarray, sink: Any = -np.inf) -> tuple
 
 
 def _heads_last(rows: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """``[batch, heads, tokens]`` or ``[heads, tokens]`` as ``[..., tokens, heads]``."""
+    """Turns ``[batch, heads, tokens]`` or ``[heads, tokens]`` into ``[..., tokens, heads]``."""
     assert rows.ndim == q.ndim - 1
     return np.moveaxis(rows, -2, -1)
 

@@ -10,14 +10,14 @@ from .attention import _capped, _paged, _places, _sees, _wide
 
 
 def split_begin(number: int) -> int:
-    """The first key of a split."""
+    """Returns the first key of a split (a range of the keys)."""
     if number < 8:
         return 1024 * number
     return 8192 + 2048 * (number - 8) if number < 36 else 65536 + 4096 * (number - 36)
 
 
 def split_count(keys: int) -> int:
-    """The number of splits that have a key among the first ``keys`` keys of a sequence."""
+    """Returns the number of splits of a sequence with this number of keys."""
     if keys <= 8192:
         return (keys + 1023) // 1024
     return 8 + (keys - 8192 + 2047) // 2048 if keys <= 65536 else 36 + (keys - 65536 + 4095) // 4096
@@ -41,7 +41,8 @@ def attention_partials_reference(
     block_table: Any = None,
     shared_prefix: Any = None,
 ) -> dict[str, np.ndarray]:
-    """m, l and O of each split, in float64. Only m is rounded: it is rounded up to an integer.
+    """Returns m, l and O of each split (see :class:`rl_kernel_native.AttentionPartials`) in float64. Only m is rounded,
+    up to an integer.
 
     Args: as :func:`rl_kernel_native.attention`.
     Returns: ``stats`` and ``sums``, in the form of :class:`rl_kernel_native.AttentionPartials`.
@@ -92,12 +93,12 @@ def attention_partials_reference(
 
 
 def _own_keys(splits: list[int], length: int) -> list[range]:
-    """The keys of each split, for a sequence of ``length`` keys."""
+    """Returns the keys of each split, for a sequence of ``length`` keys."""
     return [range(min(split_begin(s), length), min(split_begin(s + 1), length)) for s in splits]
 
 
 def attention_merge_reference(partials: Any, *, sinks: Any = None) -> dict[str, np.ndarray]:
-    """``out`` and ``lse`` from m, l and O of splits in any order, in float64.
+    """Computes ``out`` and ``lse`` in float64 from m, l and O of splits in any order.
 
     Args: as :func:`rl_kernel_native.attention_merge`.
     """

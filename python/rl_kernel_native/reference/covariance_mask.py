@@ -62,7 +62,7 @@ def covariance_mask_reference(
 
 
 def _philox(seed: int, sequence: Any, position: Any) -> Any:
-    """Word 0 of philox4x32-10 of the counter [sequence low, sequence high, position, 0]."""
+    """Returns word 0 of philox4x32-10 for the counter [sequence low, sequence high, position, 0]."""
     low = np.uint64(0xFFFFFFFF)
     sequence, position = sequence.astype(np.uint64), position.astype(np.uint64)
     x, y, z, w = sequence & low, sequence >> np.uint64(32), position, np.zeros_like(position)

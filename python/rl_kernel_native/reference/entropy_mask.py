@@ -18,15 +18,14 @@ def entropy_mask_reference(
     Args: as :func:`entropy_mask`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives/entropy.md.
     """
-    del cu_seqlens  # the result does not depend on sequences
+    del cu_seqlens  # the result does not depend on cu_seqlens
     h = np.asarray(entropy, np.float32)
     counts = np.ones(h.shape, bool) if mask is None else np.asarray(mask) != 0
     selected = np.zeros(h.shape, np.float32)
     of = np.sort(h[counts])  # NaN sorts last
     if of.size == 0:
         return selected
-    # A quantile between two different entropies is above the lower one, so the upper entropy is the least that is
-    # selected.
+    # If the quantile lies between two different entropies, the upper entropy is the smallest that is selected.
     rank = math.ceil(np.float32(1.0 - top_quantile) * np.float32(of.size - 1))
     least = of[min(rank, of.size - 1)]
     selected[counts & (np.isnan(h) | (h >= least))] = 1

@@ -90,7 +90,7 @@ def _empty(like: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _sequences(rewards: Any, cu_seqlens: Any) -> list[tuple[Any, int]]:
-    """The place of each sequence's tokens, and the sequence's index."""
+    """Returns, for each sequence, the place of its tokens in the arrays and its index."""
     if cu_seqlens is None:
         return [(s, s) for s in range(np.shape(rewards)[0])]
     ends = np.asarray(cu_seqlens)

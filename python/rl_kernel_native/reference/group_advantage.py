@@ -73,7 +73,8 @@ def group_advantage_reference(
 
 
 def _std(x: np.ndarray, alone: str) -> float:
-    """The standard deviation with Bessel's correction; for one reward, the framework's value."""
+    """Returns the standard deviation with Bessel's correction, or for a single reward the value that ``alone``
+    selects."""
     if len(x) < 2:
         return 1.0 if len(x) == 1 and alone == "score" else 0.0
     return 0.0 if (x == x[0]).all() else float(x.std(ddof=1))

@@ -69,7 +69,8 @@ def importance_weights_reference(
 
 
 def _metrics(of_sequences: list[Any], level: str, low: float, high: float) -> dict[str, float]:
-    """The metrics, from (weights, ratios before their bounds, kept flags) of each sequence that has a token."""
+    """Returns the metrics. ``of_sequences`` holds a triple for each sequence that has a token: its weights, its ratios
+    before their bounds, and the flags of kept tokens."""
     none = [(np.zeros(1), np.zeros(1), np.ones(1, bool))]
     w, e, keep = (np.concatenate(x) for x in zip(*(of_sequences or none), strict=True))
     means, ratios, rejects = (

@@ -37,7 +37,7 @@ def kl_reference(
     keep = np.ones(tuple(logprob.shape), bool) if mask is None else np.asarray(mask) != 0
 
     def tokens(array: Any) -> Any:
-        """The array with 0 in all masked slots, which may hold any value."""
+        """Returns the array with 0 in masked slots, because those may hold any value."""
         a = xp.asarray(array)
         kept = keep if isinstance(a, np.ndarray) else a.new_tensor(keep, dtype=bool)
         return xp.where(kept, a, 0.0 * xp.asarray(np.zeros(keep.shape)))

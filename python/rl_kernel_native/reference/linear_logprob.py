@@ -92,7 +92,7 @@ def linear_cross_entropy_reference(
     hits = (valid.argmax(-1) == target) & np.isfinite(valid.max(-1))
     given = 1.0 if token_weight is None else np.asarray(token_weight, np.float64)
     squares, each = z_loss * of["lse"] ** 2, np.where(scored, given, 0.0)
-    # A weight of 0 removes an infinite term.
+    # A weight of 0 turns an infinite term into 0.
     terms = (np.where((each == 0) & np.isinf(x), 0.0, x) for x in (squares - logprob, squares, hits))
     losses, squares, hits = (np.where(scored, x * each, 0.0) for x in terms)
     divisor = 1.0

@@ -51,8 +51,8 @@ def _kept_ids(kept: tuple[Any, Any] | None, row: int) -> np.ndarray | None:
 
 
 def scaled_logits(x: np.ndarray, scale: float, softcap: float | None, temperature: Any) -> np.ndarray:
-    """z, the logits after scale, softcap and temperature. ``temperature`` is a number, or an array that broadcasts to
-    ``x``."""
+    """Returns z, the logits after scale, softcap and temperature. ``temperature`` is a number, or an array that
+    broadcasts to ``x``."""
     z = x * scale
     if softcap is not None:
         z = np.where(np.isinf(z), z, softcap * np.tanh(z / softcap))

@@ -39,7 +39,7 @@ def mismatch_metrics_reference(
         rows = [(x, np.where(np.isnan(y), x, y)) for x, y in rows]
         rollout = np.where(np.isnan(given), train, given)
     found = _metrics([np.array(r, np.float64) for r in rows], limit)
-    d = train - rollout  # float32: the rounded difference decides a token's bin
+    d = train - rollout  # in float32, because the rounded difference decides a token's bin
     differ = (train.view(np.int32) != given.view(np.int32)) & ~(np.isnan(train) & np.isnan(given))
     found["differing_fraction"] = float(differ.mean())
     found["nonfinite_fraction"] = float((~np.isfinite(d) | np.isnan(given)).mean())
@@ -48,7 +48,8 @@ def mismatch_metrics_reference(
 
 
 def _metrics(rows: list[Any], limit: float) -> dict[str, float]:
-    """Metrics from (train, rollout) of each sequence. The metrics that are fractions are computed by the caller."""
+    """Returns the metrics except those that are fractions, which the caller computes. ``rows`` holds the pair (train,
+    rollout) of each sequence."""
     x, y = (np.concatenate([r[i] for r in rows]) for i in range(2))
     d = x - y
     c = np.clip(d, -limit, limit)

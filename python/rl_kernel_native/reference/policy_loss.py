@@ -63,16 +63,16 @@ def _weight(xp: Any, spec: Any, d: Any) -> Any:
 
 
 def _times_ratio(xp: Any, estimator: str, k: Any, e: Any, ratio: Any) -> Any:
-    """The KL times the ratio. If e is large, k3 is written as two terms, because the derivatives of exp(e) and of the
-    ratio cancel."""
+    """Returns the KL times the ratio. For k3 and a large e, the product is written as two terms, because the
+    derivatives of exp(e) and of the ratio cancel."""
     if estimator != "k3":
         return k * ratio
     return xp.where(e > 1, ratio * xp.exp(e) - (1 + e) * ratio, k * ratio)
 
 
 def _rollout_difference(xp: Any, spec: Any, d: Any, m: Any) -> Any:
-    """Returns d, the difference of another log-probability from the rollout's m. d becomes 0 if m is NaN and the spec
-    treats NaN as neutral."""
+    """Returns d, the difference between another log-probability and the rollout's log-probability m. Returns 0 instead
+    if m is NaN and the spec treats NaN as neutral."""
     return d if spec.rollout_nan == "nan" else xp.where(m != m, 0.0, d)
 
 
@@ -97,7 +97,7 @@ def _kl(xp: Any, spec: Any, ell: Any, f: Any, ratio: Any, own_ratio: Any) -> Any
 
 
 def _policy(xp: Any, spec: Any, ell: Any, old: Any, advantage: Any, weight: Any) -> tuple[Any, Any]:
-    """The policy terms of a sequence, before importance weights, and its ratios."""
+    """Returns the policy terms of a sequence before importance weights, and its ratios."""
     d = ell - old
     low, high = _range(spec)
     n = d.shape[0]
@@ -183,7 +183,7 @@ def policy_loss_reference(
     old = logprob if old_logprob is None else old_logprob
 
     def tokens(array: Any, s: int) -> Any:
-        """A sequence's tokens that count."""
+        """Returns the tokens of sequence s that count."""
         if array is None:
             return None
         a, kept = xp.asarray(array), keep[rows[s]]

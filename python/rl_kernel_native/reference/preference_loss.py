@@ -117,7 +117,7 @@ def preference_loss_reference(
     elif kind == "orpo":
         losses = -beta * _log_sigmoid(x_w - x_l - (_log1mexp(x_w) - _log1mexp(x_l)))
         for count in (chosen_count, rejected_count):
-            losses = losses if count is None else np.where(np.asarray(count) < 1, 0.0, losses)  # no odds without tokens
+            losses = losses if count is None else np.where(np.asarray(count) < 1, 0.0, losses)  # no tokens: 0
     else:
         raise ValueError(f"kind: {kind!r} is unknown")
     if chosen_aligned is not None:

@@ -49,7 +49,7 @@ def rope_reference(
 
 
 def _columns(rotary_dim: int, interleaved: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of the first and of the second elements of pairs."""
+    """Returns the columns that hold the first elements of pairs, and the columns of the second elements."""
     first = np.arange(0, rotary_dim, 2) if interleaved else np.arange(rotary_dim // 2)
     return first, first + (1 if interleaved else rotary_dim // 2)
 
@@ -57,10 +57,10 @@ def _columns(rotary_dim: int, interleaved: bool) -> tuple[np.ndarray, np.ndarray
 def _angles(
     table: Any, position_ids: Any, sections: Any, interleaved: bool, q: Any, partial_dim: int | None
 ) -> np.ndarray:
-    """One value for each token and rotated column."""
+    """Returns one value of the table for each token and each rotated column."""
     rotary_dim = np.asarray(q).shape[-1] if partial_dim is None else partial_dim
     values = _wide(table) if position_ids is None else _wide(table)[np.asarray(position_ids)]
-    if values.shape[-1] != rotary_dim:  # one column for each pair
+    if values.shape[-1] != rotary_dim:  # the table has one column per pair
         values = np.repeat(values, 2, -1) if interleaved else np.concatenate((values, values), -1)
     if sections is None:
         return values

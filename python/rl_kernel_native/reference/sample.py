@@ -1,7 +1,8 @@
-"""Reference of sample in float64, by a sort: kept sets, log-probabilities, and how near each row's cuts are to a tie.
+"""Reference of ``sample`` in float64, by a sort. It computes kept sets, log-probabilities, and how near each row's cuts
+are to a tie.
 
-The reference draws no tokens. The reference's probabilities are float64, so a kernel's kept set must equal the
-reference's only if ``margin`` exceeds the rounding of the kernel's float32 exponentials."""
+The reference draws no tokens. Its probabilities are float64, but a kernel's exponentials are float32. A kernel must
+keep the same set only if ``margin`` exceeds the rounding of these exponentials."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class SampleReference(NamedTuple):
     margin: np.ndarray
 
     def best(self, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and log-probabilities ``[num_rows, count]`` of the most probable columns, ties by id."""
+        """Returns ids and log-probabilities ``[num_rows, count]`` of the most probable columns; equal columns are in
+        the order of their ids."""
         ids = np.argsort(-self.logprob, axis=1, kind="stable")[:, :count]
         return ids, np.take_along_axis(self.logprob, ids, 1)
 
@@ -76,7 +78,7 @@ def sample_reference(
     valid_vocab: int | None = None,
     order: str = "vllm",
 ) -> SampleReference:
-    """Args: as :func:`rl_kernel_native.sample`, of rows that are not bad."""
+    """Args: as :func:`rl_kernel_native.sample`, for rows without a bad value."""
     z = np.asarray(logits).astype(np.float64)
     rows, vocab = z.shape
     valid = vocab if valid_vocab is None else valid_vocab

@@ -1,5 +1,5 @@
-"""Reference of sample's draw in float64: it descends the contract's tree, and reports how near its comparisons are to a
-tie."""
+"""Reference of the draw of ``sample`` in float64. It descends the summation tree of the contract, and reports how near
+its comparisons are to a tie."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from .random_bits import random_bits_reference
 
-WORDS = 16  # the deepest tree, of 2^19 columns, takes word 15
+WORDS = 16  # the deepest tree, for 2^19 columns, uses words 0 to 15
 
 
 def draw_reference(
     logits: Any, kept: list[np.ndarray], temperature: Any, seed: Any, sample_id: Any, position: Any
 ) -> Any:
-    """Ids int64 ``[num_rows]``, and per row the smallest distance between a random word, as a number in [0, 1), and the
-    threshold compared with it.
+    """Returns ids int64 ``[num_rows]``, and a margin for each row. The margin is the smallest distance between a random
+    word, scaled to [0, 1), and the threshold to which it is compared.
 
     Args: ``kept``: the ids of each row, from :func:`sample_reference`. The other arguments are as for :func:`sample`.
     """
