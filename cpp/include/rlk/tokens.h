@@ -5,7 +5,9 @@
 // outputs of +0. A position is an index into a sequence.
 //
 // A sum is a perfect binary tree (math/tree_sum.h): over the positions in a sequence, then over the index of the
-// sequences. A missing or masked term is +0, and a zero sum is +0. The content of a masked slot changes no bit.
+// sequences. A missing or masked term is +0, and a zero sum is +0. A slot is the place of a token in an array: [slots]
+// is the shape of an array with num_sequences * num_tokens elements if padded, and num_tokens if packed. What a masked
+// slot holds changes no bit.
 //
 // Offsets begin with 0, do not descend and are at most num_tokens. For other offsets the CPU throws InvalidArgument
 // before it writes anything (check_offset_values). A GPU reads and writes nothing outside the arrays, whatever the
@@ -72,8 +74,8 @@ inline TokenMask mask_of(const void* data, std::int64_t row_stride, DType dtype)
   return {data, row_stride, data == nullptr ? 0 : size_of(dtype), is_float};
 }
 
-// Reads consecutive flags of kBytes each; 0 bytes means no mask. load and counts have no branches, so the loads of
-// several tokens are in flight together.
+// Reads consecutive elements of a mask, each of kBytes bytes. If kBytes is 0, there is no mask. load() and counts()
+// have no branches, so the loads of several tokens are in flight together.
 template <int kBytes, class Memory = PlainMemory>
 struct FlagsFrom {
   using Flag = std::conditional_t<
@@ -86,7 +88,7 @@ struct FlagsFrom {
   RLK_HD Flag load(std::int64_t i) const { return kBytes == 0 ? Flag{1} : Memory::global(flags)[i]; }
   RLK_HD bool counts(Flag flag) const { return kBytes < 2 ? flag != 0 : (flag & bits) != 0; }
 };
-// Calls f(std::integral_constant<int, bytes of a flag>).
+// Calls f with the number of bytes of the mask's elements, as a std::integral_constant.
 template <class F>
 RLK_HD void with_flag_bytes(const TokenMask& m, const F& f) {
   switch (m.bytes) {

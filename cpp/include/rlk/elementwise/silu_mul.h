@@ -53,7 +53,7 @@ RLK_HD Activated<F> activated(F g) {
   return r;
 }
 
-// The activations of columns. A backend may overload this function with cheaper code.
+// The activations of several columns at once. A backend may overload this function with cheaper code.
 template <Activation kActivation, class V>
 RLK_DEVICE auto activations(const V& gate) {
   return each([](auto g) { return activated<kActivation, false, kGainsFromHalves<V>>(g).value; }, gate);

@@ -38,7 +38,7 @@ constexpr float kErfcC6 = 0x1.7ddc8ep-13f;
 template <class F>
 RLK_HD F erf(F x) {
   const F magnitude = abs_of(x);
-  const F a = select(magnitude < broadcast<F>(4.0f), magnitude, broadcast<F>(4.0f));  // NaN becomes 4, too
+  const F a = select(magnitude < broadcast<F>(4.0f), magnitude, broadcast<F>(4.0f));  // a NaN also becomes 4
 
   const F p = horner(mul_rn(a, a), kErfC0, kErfC1, kErfC2, kErfC3, kErfC4, kErfC5, kErfC6);
   const F below = fma_rn(a, p, a);

@@ -18,7 +18,7 @@
 
 namespace rlk {
 
-constexpr float kExp2StatC0 = 0x1.0p+0f;  // fixed at 1, so that a lone token at an integer reference has S == 1
+constexpr float kExp2StatC0 = 0x1.0p+0f;  // fixed at 1: if a single column has an integer c z, S is exactly 1
 constexpr float kExp2StatC1 = 0x1.62e12cp-1f;
 constexpr float kExp2StatC2 = 0x1.ec036ep-3f;
 constexpr float kExp2StatC3 = 0x1.c9fc68p-5f;
@@ -69,7 +69,7 @@ RLK_HD F exp2_normal(F x) {
 // 2^x for every x.
 template <class F>
 RLK_HD F exp2(F x) {
-  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // -127 for NaN, too
+  const F from_below = select(x >= broadcast<F>(-126.0f), x, broadcast<F>(-127.0f));  // a NaN also becomes -127
   const F in_range = select(from_below < broadcast<F>(128.0f), from_below, broadcast<F>(128.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), exp2_normal(in_range));
 }

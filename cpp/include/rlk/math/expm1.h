@@ -2,7 +2,7 @@
 //
 //   function       valid for    worst error over all fp32 inputs
 //   expm1          every x      0.890 ulp, at 0x1.62fcbap-2
-//   expm1_in_range [-20, 89], NaN  as expm1; without the tests that these do not need
+//   expm1_in_range [-20, 89], NaN  as expm1, but without the tests that only other x need
 //
 // -0 gives -0 and |x| < 2^-25 gives x; -Inf gives -1; x > 0x1.62e42ep+6 gives +Inf; NaN gives canonical_nan(). The
 // result never decreases from one fp32 value to the next.
@@ -53,7 +53,7 @@ RLK_HD F expm1_normal(F z) {
 template <class F>
 RLK_HD F expm1(F x) {
   // At -20 the result rounds to -1, and at 89 it overflows.
-  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // -20 for NaN, too
+  const F from_below = select(x > broadcast<F>(-20.0f), x, broadcast<F>(-20.0f));  // a NaN also becomes -20
   const F z = select(from_below < broadcast<F>(89.0f), from_below, broadcast<F>(89.0f));
   return select(is_nan(x), broadcast<F>(canonical_nan()), expm1_normal(z));
 }
@@ -63,7 +63,7 @@ template <class F>
 RLK_HD F expm1_in_range(F x) {
 #if defined(__CUDA_ARCH__)
   return expm1_normal(x);
-#else  // for vectors, whose integer additions may not overflow
+#else  // integer additions of a vector of the host must not overflow
   return expm1(x);
 #endif
 }

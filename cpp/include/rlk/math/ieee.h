@@ -52,7 +52,7 @@ RLK_HD float float_of(std::int32_t b) {
 RLK_HD float select(bool condition, float yes, float no) { return condition ? yes : no; }
 RLK_HD std::int32_t select(bool condition, std::int32_t yes, std::int32_t no) { return condition ? yes : no; }
 #if defined(__CUDA_ARCH__)
-RLK_HD float abs_of(float a) { return fabsf(a); }  // as an operand's modifier, this costs no instruction
+RLK_HD float abs_of(float a) { return fabsf(a); }  // costs no instruction: it becomes a modifier of an operand
 #else
 RLK_HD float abs_of(float a) { return float_of(bits_of(a) & 0x7fffffff); }
 #endif
@@ -65,7 +65,7 @@ RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 // reciprocal. A second step corrects the quotient from its remainder, which is exact. d lies in [1, 2^64]. The
 // numerator is a power of two no larger than d, or it is e where d = fl(1 + e). The test of math/ tries every
 // significand of d with every such reciprocal.
-// For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d; the reciprocals of the supported GPUs are.
+// For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d. The reciprocals that the supported GPUs compute are.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
   const float q = mul_rn(n, r);

@@ -88,8 +88,8 @@ RLK_HD F log1p_finite(F x) {
   const F sum = add_rn(one, x);
   const F lost = select(x < one, sub_rn(x, sub_rn(sum, one)), sub_rn(one, sub_rn(sum, x)));
   const SplitFloat<F> s = split_float(sum);
-  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From x = 2^30 on, the lost 1 does not matter, and a scale of 2^-128
-  // would not be normal.
+  // 1 + f + f_lost = (sum + lost) * 2^-exponent. From x = 2^30 on, the correction is 0: it would not change the result,
+  // and the scale could be 2^-128, which is not normal.
   const F scale = float_of(bits_of(s.significand) - bits_of(sum) + 0x3f800000);
   const F correction = select(x < broadcast<F>(0x1.0p+30f), mul_rn(lost, scale), broadcast<F>(0.0f));
   const F above = sub_rn(s.significand, one);

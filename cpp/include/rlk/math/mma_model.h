@@ -37,7 +37,7 @@ namespace rlk {
 
 enum class MmaUnit : std::uint8_t { kSm80, kSm90, kGfx90a, kGfx942 };
 
-constexpr int kMmaStepK = 16;  // k extent of one step, for every unit
+constexpr int kMmaStepK = 16;  // number of indices k in one step, for every unit
 
 // A finite operand or accumulator: value = significand * 2^(exponent - fraction bits); the sign is separate.
 struct MmaOperand {
@@ -124,7 +124,7 @@ RLK_HD std::int64_t cut_downward(std::int64_t value, std::int32_t distance) {
 struct NvidiaMmaRule {
   int fraction_bits;          // fraction bits kept below the largest exponent
   int least_exponent;         // least exponent for alignment; only bfloat16 addends can all lie below this exponent
-  bool zero_product_aligns;   // whether a product with a zero operand enters the largest exponent
+  bool zero_product_aligns;   // whether the largest exponent includes products with a zero operand
   bool overflow_is_infinite;  // false: overflow gives the largest finite number
   bool keeps_minus_zero;      // whether a sum of -0 alone is -0; every other zero sum is +0
   bool signs_underflow;       // whether a negative sum that is cut to zero is -0, not +0
@@ -199,7 +199,7 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
                                        : MmaSpecial::kMinusInf,
                          bits_of(canonical_nan()));
 
-  std::int64_t products = 0;  // 24 fraction bits at `largest`
+  std::int64_t products = 0;  // in units of 2^(largest - 24)
   for (int k = 0; k < kProducts; ++k) {
     const std::uint32_t magnitude = static_cast<std::uint32_t>(product[k] < 0 ? -product[k] : product[k]);
     const std::uint32_t cut = cut_toward_zero(magnitude << 4, largest - exponent[k]);
@@ -208,7 +208,7 @@ RLK_HD float gfx942_mma_group(float c, const std::uint16_t* a, const std::uint16
   const MmaOperand acc = decode_float(c);
   const std::int64_t c_value = acc.negative ? -static_cast<std::int64_t>(acc.significand) : acc.significand;
   const std::int32_t both = largest > acc.exponent ? largest : acc.exponent;
-  const std::int64_t sum = cut_downward(products * 128, both - largest)             // 31 fraction bits at `both`
+  const std::int64_t sum = cut_downward(products * 128, both - largest)             // in units of 2^(both - 31)
                            + cut_downward(c_value * 2, both - acc.exponent) * 128;  // 24 bits are kept
   const bool negative = sum < 0;
   const std::int32_t bits = round_to_float<true>(static_cast<std::uint64_t>(negative ? -sum : sum), both - 31);

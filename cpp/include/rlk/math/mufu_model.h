@@ -76,7 +76,8 @@ RLK_HD std::int32_t mufu_square(std::int32_t offset) {
 RLK_HD std::int32_t mufu_ex2_significand(std::int32_t fraction) {
   const std::int32_t segment = fraction >> 17, offset = fraction & 0x1ffff;
   const std::int32_t c0 = mufu_ex2_c0(segment);
-  // The formula above with its integer part taken out (c0 / 4 whole units, 32768 of c1), so that |rest| < 2^31.
+  // The formula above without its whole units. The whole units (c0 >> 2, and `offset` from 32768 of c1) are added
+  // below, so |rest| < 2^31.
   const std::int32_t rest =
       (mufu_ex2_c1(segment) - 32768) * offset + mufu_ex2_c2(segment) * mufu_square(offset) + ((c0 & 3) << 13) + 6114;
   return (c0 >> 2) + offset + (rest >> 15);

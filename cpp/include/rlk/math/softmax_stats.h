@@ -1,4 +1,5 @@
-// Softmax statistics of rules 4 and 5 of docs/numerics.md: leaf, tree combine, outputs of a row.
+// Softmax statistics of a row of logits (docs/numerics.md, rules 4 and 5): those of a leaf (128 columns), their
+// combination in a tree, and the outputs of the row.
 //
 // All values are in the log2 domain. A node is (m, S, E, Q) with an integer m, S = sum 2^(c z - m), E = sum 2^(c z - m)
 // z and Q = sum 4^(c z - m). Rescaling by 2^(m_a - M) is exact. So the bits of a row depend on the tree alone, and the
@@ -15,7 +16,7 @@
 namespace rlk {
 
 constexpr float kStatsRange = 2097152.0f;   // 2^21: beyond this range fma(z, c, -m) has no accurate fraction bits
-constexpr float kStatsFloor = 120.0f;       // a column below 2^-120 relative to the leaf's reference counts as 2^-120
+constexpr float kStatsFloor = 120.0f;       // in a leaf, a term 2^(c z - m) below 2^-120 counts as 2^-120
 constexpr float kStatsShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
 
 struct SoftmaxStats {
@@ -31,7 +32,7 @@ RLK_HD SoftmaxStats failed_stats(std::int32_t status) {
 }
 RLK_HD std::int32_t status_of(const SoftmaxStats& s) { return is_nan(s.m) ? static_cast<std::int32_t>(s.S) : 0; }
 
-// z of ops/logprob.h. An infinite logit marks a column, so a softcap leaves it unchanged.
+// The scaled logit z of ops/logprob.h. An infinite logit marks a column, so a softcap leaves it unchanged.
 RLK_HD float scaled_logit(float x, float logit_scale, float softcap, float inverse_softcap) {
   const float z = mul_rn(x, logit_scale);
   if (softcap == 0.0f || abs_of(z) == infinity()) return z;
@@ -80,7 +81,7 @@ RLK_HD LeafReference leaf_reference(float c, float max_z, SoftmaxStats* stats) {
 // 2^(z c - m) by the portable exponential. Callers clamp z to at least q, so the exponent stays in fp32's normal range.
 template <class F>
 RLK_HD F stat_exp_portable(F z, F c, F shift_minus_m) {
-  const F t = fma_rn(z, c, shift_minus_m);  // kStatsShift - m
+  const F t = fma_rn(z, c, shift_minus_m);  // shift_minus_m is kStatsShift - m
   const F n = sub_rn(t, shift_minus_m);     // round(z c), exact
   const F e = exp2_stat(fma_rn(z, c, -n));
   return float_of(bits_of(e) + (bits_of(t) << 23));
@@ -118,19 +119,20 @@ RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
           add_rn(scale_down(a.Q, 2 * da), scale_down(b.Q, 2 * db))};
 }
 
-// Combines the eight chains of a leaf: ((0+1)+(2+3))+((4+5)+(6+7)).
+// Adds the sums of the eight chains of a leaf: ((0+1)+(2+3))+((4+5)+(6+7)). Chain r sums columns r, r + 8, ... of the
+// leaf.
 RLK_HD float combine_chains(const float* s) {
   return add_rn(add_rn(add_rn(s[0], s[1]), add_rn(s[2], s[3])), add_rn(add_rn(s[4], s[5]), add_rn(s[6], s[7])));
 }
 
-// Whether T is finite, positive and not subnormal, so that log2e / T is finite.
+// Whether the temperature t is finite, positive and not subnormal, so that log2e / t is finite.
 RLK_HD bool is_temperature(float t) { return t >= 0x1p-126f && t < infinity(); }
 
-// c of rule 4.
+// c of rule 4, the factor of z in exponents: log2e / temperature.
 RLK_HD float log2_scale(float temperature) { return div_rn(kLog2e, temperature); }
 
-// The stats form of a root (kStatsFields floats). Every NaN is canonical, and a zero E is +0. Otherwise the sign of an
-// E that underflows would depend on the code path, and the bits of NaN on the hardware.
+// Stores the statistics at the root of a tree as kStatsFields floats. Every NaN is canonical, and a zero E is +0.
+// Otherwise the sign of an E that underflows would depend on the code path, and the bits of NaN on the hardware.
 RLK_HD void store_stats(const SoftmaxStats& root, float target_z, float* stats) {
   const float fields[] = {root.m, root.S, root.E, root.Q, target_z};
   for (int i = 0; i < kStatsFields; ++i) {

@@ -29,7 +29,7 @@ constexpr float kTanhC5 = 0x1.f256p-10f;
 template <class F>
 RLK_HD F tanh(F x) {
   const F magnitude = abs_of(x);
-  // NaN becomes 10, too; tanh(10) = 1.
+  // A NaN also becomes 10; tanh(10) = 1.
   const F a = select(magnitude < broadcast<F>(10.0f), magnitude, broadcast<F>(10.0f));
 
   const F u = mul_rn(a, a);

@@ -41,9 +41,9 @@
 //   A softcap replaces s_j and c: h_j = tanh(fl(s_j * fl(softmax_scale / softcap))) by math/tanh.h,
 //     s_j = fl(softcap * h_j), c = log2e. A product q . k_j of -Inf then gives the score -softcap.
 //   In a split, after block b:
-//     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (leaf_reference of
-//       math/softmax_stats.h). If leaf_reference gives rule 4's identity, these blocks contribute nothing; if it gives
-//       a failure, the row is NaN.
+//     m_b, q_b = rule 4's m and q for c and the largest s_j of the split's blocks up to b (leaf_reference() of
+//       math/softmax_stats.h). If leaf_reference() gives identity_stats(), these blocks contribute nothing. If it gives
+//       failed_stats(), the row is NaN.
 //     When m rises, l_r and O_d of the earlier blocks are multiplied by f(m_before - m_b).
 //     p_j = portable: stat_exp_portable(max(s_j, q_b), c, m_b); hardware: ex2(fma(s_j, c, -m_b)).
 //     l_r = l_r + the block's sum for chain r. l has eight chains r, which sum unrounded p_j; key j is in chain
@@ -52,14 +52,15 @@
 //       a block of 128 keys, and g0 + g1 for a block of 64 keys.
 //     O_d = fma(round(p_j), v_jd, O_d), one chain from +0
 //   l of a split = the sum of its chains in the order ((0+1)+(2+3))+((4+5)+(6+7)).
-//   With sinks, one more split follows the row's last split. It has no value row. With u = fl(log2e * sinks[h]), its
-//     m = ceil(u), O = 0, l = portable: stat_exp_portable(u, 1, m); hardware: ex2(fl(u - m)). If m <= -2^21 the sink
-//     contributes nothing. If m >= 2^21 or the sink is NaN, the rows of head h that see keys are NaN.
+//   A sink is a score without a key and a value. With sinks, one more split follows the row's last split. With
+//     u = fl(log2e * sinks[h]), its m = ceil(u), O = 0, l = portable: stat_exp_portable(u, 1, m);
+//     hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes nothing. If m >= 2^21 or the sink is
+//     NaN, the rows of head h that see keys are NaN.
 //   Splits merge in ascending order. With a for the merged earlier splits and b for the next split: m = max(m_a, m_b),
 //     O_d = fma(O_a, f(m_a - m), fl(O_b * f(m_b - m))), and l by the same formula. The first split is taken unchanged.
 //     A split that contributed nothing changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))    natural log of sum_j exp(scale s_j)
-//   A row that sees keys is NaN if the merge of its splits is the identity, if one of its scores is NaN, or if
+//   A row that sees keys is NaN if no split of the row contributes anything, if one of its scores is NaN, or if
 //   m >= 2^21.
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
@@ -81,8 +82,8 @@
 // On sm_90, bf16 and fp16 products follow rule 1 of the matrix units, forward and backward:
 //   s_j is one accumulator from +0 over steps of 16 columns d, the last step padded with +0. dp_ij is computed in the
 //     same way.
-//   O_d takes steps of 16 keys, counted from the block's first key, in each block where the row sees a key, if the
-//     split's keys up to the end of this block contribute:
+//   O_d takes steps of 16 keys, counted from the block's first key. It takes the steps of each block in which the row
+//     sees a key, provided that some key of the split up to the end of this block contributes. In a step,
 //     p_j = +0 for a key that the row does not see or whose score is -Inf, v_jd = +0 for a key not in use. A step whose
 //     p are all +0 may be left out if every v_jd is finite, since a zero product does not change where the unit cuts
 //     its addends.
@@ -174,8 +175,8 @@ struct AttentionInput {
   const std::int32_t* cu_seqlens_q = nullptr;  // [num_sequences + 1] from 0 to q_tokens, or null: q is not packed
   const std::int32_t* cu_seqlens_k = nullptr;  // [num_sequences + 1] from 0 to k_tokens, or null: k and v are not
                                                // packed
-  const std::int32_t* seqused_q = nullptr;     // [num_sequences], at most the tokens of the sequence's place, or null:
-                                               // all
+  const std::int32_t* seqused_q = nullptr;     // [num_sequences], at most the tokens that q has for the sequence, or
+                                               // null: all
   const std::int32_t* seqused_k = nullptr;     // [num_sequences], counted after leftpad_k; null: all keys
   const std::int32_t* leftpad_k = nullptr;     // [num_sequences], for k neither packed nor paged, or null: 0
   const std::int32_t* block_table = nullptr;   // [num_sequences, max_pages] of ids in [0, num_pages), or null: k and v
@@ -192,7 +193,7 @@ struct AttentionInput {
                                           // which cu_seqlens_k must equal, and `causal`; no other list is allowed
   std::int64_t num_sequences = 0;
   std::int64_t q_tokens = 0;                       // tokens per sequence; packed: tokens of all sequences
-  std::int64_t k_tokens = 0;                       // likewise; paged: page_size * (max_prefix_pages + max_pages)
+  std::int64_t k_tokens = 0;                       // as q_tokens; paged: page_size * (max_prefix_pages + max_pages)
   std::int64_t num_q_heads = 0, num_kv_heads = 1;  // q heads are a multiple of kv heads
   std::int64_t head_dim = 0;                       // columns of q and k: a multiple of 8 in [8, kMaxHeadDim]
   std::int64_t value_dim = 0;                      // columns of v and out: a multiple of 8 in [8, head_dim]
@@ -239,7 +240,7 @@ struct AttentionMergeParams {
   std::int64_t num_q_heads = 0, value_dim = 8;
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;                   // exponential of sinks and of parts
-  std::int16_t order[kMaxMergedSplits] = {};  // indices of the splits, each once, ascending by split number
+  std::int16_t order[kMaxMergedSplits] = {};  // indices of the splits in the arrays, ascending by split number
 };
 
 // k and v must not be paged.

@@ -4,8 +4,8 @@
 // one rounding per operation; exp comes from math/. Minimum and maximum return their first operand unless the second is
 // strictly better, so a NaN in the first operand stays.
 //
-// rlk/tokens.h defines sequences and their sums. A token has l = logprob, o = old_logprob, A = advantage. N is the
-// number of tokens of all sequences. sum() adds over the tokens of a sequence, then over sequences.
+// rlk/tokens.h defines slots, sequences and their sums. A token has l = logprob, o = old_logprob, A = advantage. N is
+// the number of tokens of all sequences. sum() adds over the tokens of a sequence, then over sequences.
 //   mean(x)    = fl(sum(x) / N)
 //   c          = fl(fl(A - mean(A)) fl(l - mean(l))). Under kEntropy c = l, where l is an entropy and A and o
 //                are absent

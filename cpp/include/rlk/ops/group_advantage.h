@@ -10,7 +10,7 @@
 //   m      = fl(sum(fl(a s)) / n), limited to the range from the least to the largest fl(a s);  mean = fl(m / a)
 //   r      = fl(sqrt(fl(sum(fl(d * d)) / (n - 1)))), d = fl(fl(a s) - m), in two passes;  std = fl(r / a)
 //   A group is constant where n >= 2 and all rewards that count are equal. Then mean is this common reward, with -0
-//   taken as +0, and std is +0. Both values are set because sums would give them with rounding errors.
+//   taken as +0, and std is +0. Neither is computed from sums, which would have rounding errors.
 //   For a lone member (n = 1), `alone` decides. kScore: mean +0, std 1. kZero: mean is the member's reward, std +0. For
 //   n = 0: mean +0, std +0.
 //   batch  : the same quantities with all sequences as one group, in which n_b members count
@@ -18,9 +18,9 @@
 //   b = mean for kMean, baseline[sequence] for kGiven, +0 for kNone. For kLengthMean b = fl(l / a),
 //      l = fl(sum(fl(length * fl(a s))) / sum(length)); but b is +0 where sum(length) is 0, s in a constant group, and
 //      mean for a lone member.
-//   c = a of the group with scale kGroup, a of the batch with kBatch, else 1; limited to at most 1 for kGiven.
+//   c = the group's a with scale kGroup, the batch's a with kBatch, else 1. For kGiven, c is limited to at most 1.
 //   x = fl(fl(c s) - fl(c b)). Where b is computed from m, fl(m (c / a)) replaces fl(c b). Where b is computed from
-//       l, fl(l (c / a)) does. Both take a of the group.
+//       l, fl(l (c / a)) replaces fl(c b). Here a is the group's.
 // kBatchMean subtracts the mean of the batch. With scale kGroup it divides by the group's deviation from this mean. So
 // b and x have other formulas, with a, m and r of the batch. If a single reward s counts in the batch, m is fl(a s):
 //   b = fl(m / a);  d = fl(fl(a s) - m);  x = d for scale kBatch, e = fl(u d) for kGroup, fl(d / a) for kNone; +0 where

@@ -4,7 +4,7 @@
 // math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
 // operand stays.
 //
-// rlk/tokens.h defines sequences and their sums. A token has d = fl(logprob - rollout_logprob) and
+// rlk/tokens.h defines slots, sequences and their sums. A token has d = fl(logprob - rollout_logprob) and
 // c = min(max(d, -limit), limit). A sequence has n tokens, and sum() adds over the tokens of a sequence. With
 // rollout_neutral, d is +0 where rollout_logprob is NaN, whatever logprob is. Such a token has weight 1, and no
 // criterion on a single token rejects it.

@@ -21,16 +21,16 @@
 //   db[n]    = the same fold over blocks of 8192 rows. A block has 128 groups of 64 consecutive rows. Each group is an
 //              ascending chain of fp32 additions from +0. A perfect binary tree over the groups' index adds the groups;
 //              missing rows and groups are +0
-//   tree_sum = round(fl(scale * tree over parts + bias[column])), with the tree and the rounding of y with k_segments.
-//              The fp32 multiplication by scale is left out where scale is 1
+//   tree_sum = round(fl(scale * tree over parts + bias[column])). The tree adds the parts as y adds its S dot products,
+//              and the sum is rounded like y. The fp32 multiplication by scale is left out where scale is 1
 //
 // A row of y or dx has the same bits for any number of rows, any position and stride, and in every kernel of the same
 // arithmetic. An empty sum is +0. If a dot product of a matrix unit is zero, it is +0. NaN results are canonical on the
 // CPU; on a GPU the matrix unit decides their bits. All functions enqueue on `stream`; they neither allocate nor
 // synchronise. CPU backends ignore `stream`. With allow_vendor the hardware vendor's library may compute a product that
 // linear_vendor_products lists. The listed products were measured on the same GPU model and version of the library: the
-// library's result has these bits and takes less time. The measurements cover every number of rows up to 1024, and
-// several numbers of rows in each larger range.
+// library's result has the bits that this contract defines, and takes less time. The measurements cover every number of
+// rows up to 1024, and several numbers of rows in each larger range.
 #pragma once
 
 #include <compare>
@@ -123,7 +123,7 @@ struct LinearBiasGradParams {
 };
 void linear_bias_grad(const LinearBiasGradParams& p, Device device, Stream stream);
 
-// Perfect binary tree over `count` (1, 2, 4, 8) fp32 arrays: combines the subtrees of ranks by rule 2.
+// Sums `count` (1, 2, 4, 8) fp32 arrays, such as the sums of several ranks, by a perfect binary tree (rule 2).
 struct TreeSumParams {
   const float* parts[kMaxSegments] = {};  // [size] each, contiguous
   const void* bias = nullptr;             // [columns], bias_dtype, or null; added after the tree

@@ -11,12 +11,12 @@
 //             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
 // One accumulator sums both products. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16,
-// then new steps of 16 over the rank. So a row has the bits of linear on the concatenations [hidden, u] and
+// then new steps of 16 over the rank of LoRA. So a row has the bits of linear on the concatenations [hidden, u] and
 // [weight, lora_b], each operand padded in this way.
 //   largest[i] = the lowest column id in [0, valid_vocab) whose x[i, j] is the largest, with +0 equal to -0.
-//                ops/sample.h gives the same id for a greedy row. `largest` is -1 where such a greedy row has a nonzero
-//                status (a NaN, +Inf, only -Inf, |x| from about 1.4e6 on). Neither logit_scale nor softcap nor
-//                temperature is applied, since they do not change the order.
+//                ops/sample.h gives the same id for a greedy row with these logits. `largest` is -1 where this greedy
+//                row has a nonzero status (a NaN, +Inf, only -Inf, |x| from about 1.4e6 on). Neither logit_scale nor
+//                softcap nor temperature is applied, since they do not change the order.
 // A row with target == ignore_index is left out of everything: hidden[i] is not read, and its outputs and dhidden[i]
 // are 0, whatever weight holds. Its `largest` has no meaning.
 //
@@ -102,7 +102,7 @@ struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null
   std::int64_t dweight_stride = 0, main_grad_stride = 0;
   DType dweight_dtype = DType::kFloat32, dbias_dtype = DType::kFloat32;  // kFloat32 or dtype
   bool wide_dhidden = false;  // dhidden is float32 and not rounded, as a shard's share of a sum over ranks
-  int dh_segments = 1;        // 1 or 8. With 8, dhidden must be contiguous and a shard must be whole parts
+  int dh_segments = 1;        // 1 or 8. With 8, dhidden must be contiguous, and a shard must consist of whole parts
   void* dlora_a = nullptr;    // [lora_rank, in_features], contiguous, dtype; null: not wanted
   void* dlora_b = nullptr;    // [num_columns, lora_rank], contiguous, dtype; null: not wanted
   bool wide_dlora_a = false;  // dlora_a is float32 and not rounded

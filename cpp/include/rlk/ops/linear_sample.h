@@ -5,7 +5,7 @@
 // defines everything else for rows of these logits. So ids, log-probabilities and status equal, bit for bit, those of
 // sample(linear(x, weight, bias)), for any number of rows and any size of the workspace. A row whose top_k exceeds
 // kLinearSampleTopK has the status kBadParameter. There is no top_p, so `order` has no effect: min_p and top_k each
-// keep the first ranks of the same ranking.
+// keep the first columns of the same ranking.
 //
 // The call computes the logits of some rows in the workspace, as many as it has room for, then draws these rows'
 // tokens, and goes on to the next rows. A fused kernel for few rows stores no logits. The size of the workspace decides

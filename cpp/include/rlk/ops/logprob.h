@@ -4,8 +4,10 @@
 // Row i, column j (a global column: vocab_start + local column), x = logits[i, j], T = temperature of the row:
 //   z = fl(x * logit_scale). With a softcap, h = tanh(fl(z * fl(1 / softcap))) and z = fl(softcap * h). +-Inf stays
 //   +-Inf, since an infinite logit is a marker (such as -Inf for a forbidden column), not a value.
-//   c = fl(log2e / T);  columns >= valid_vocab are missing, and so are columns outside a non-empty kept set.
-//   leaf statistics (m, S, E, Q), leaves, parts and tree follow rules 4 and 5 (math/softmax_stats.h)
+//   c = fl(log2e / T);  columns >= valid_vocab are missing. A row may have a kept set (kept_ids): the only columns that
+//   a sampler left. Columns outside a non-empty kept set are missing, too.
+//   A row is cut into parts and leaves. The statistics (m, S, E, Q) of a leaf, and the tree that combines them, follow
+//   rules 4 and 5 (math/softmax_stats.h)
 //   lse      = fl(ln2 * fl(m + log2 S))                                          natural log of sum_j exp(z_j / T)
 //   logprob  = min(0, fl(ln2 * fl(fma(z_y, c, -m) - log2 S)))
 //   entropy  = max(0, fl(lse - fl(fl(E / S) / T)))                               -sum_j p_j ln p_j, nats
@@ -64,16 +66,17 @@ constexpr int kLeafColumns = 128;
 constexpr int kNumChains = 8;    // chains per leaf
 constexpr int kStatsFields = 5;  // m, S, E, Q, target z
 
-// Cut i of rule 5 in a vocabulary of `vocab_size` columns: part i holds [cut(i), cut(i + 1)).
+// The first column of part i (rule 5) in a vocabulary of `vocab_size` columns. Part i holds the columns from
+// part_cut(i) to before part_cut(i + 1).
 RLK_HD std::int64_t part_cut(std::int64_t vocab_size, int i) {
   const std::int64_t cut = 8 * (i * ((vocab_size + 7) / 8) / 8);
   return i == kNumParts || cut > vocab_size ? vocab_size : cut;
 }
 
-// The parts that columns [start, start + columns) of a vocabulary hold. The columns must be 1, 2, 4 or 8 whole parts,
-// and the first part's number a multiple of this count. The tree over these parts is then a subtree of the row's tree.
-// Columns past valid_vocab need not be in memory, and a whole row may be wider than the vocabulary. If the columns are
-// no such range of parts, count is 0.
+// The parts that columns [start, start + columns) of a vocabulary consist of. The columns must be 1, 2, 4 or 8 whole
+// parts, and the first part's number a multiple of this count. The tree over these parts is then a subtree of the row's
+// tree. Columns past valid_vocab need not be in memory, and a whole row may be wider than the vocabulary. If the
+// columns are no such range of parts, count is 0.
 struct PartRange {
   int first = 0, count = 0;
 };
@@ -105,8 +108,8 @@ struct LogprobInput {
   RowLayout target_rows;
   std::int64_t num_rows = 0;
   std::int64_t num_columns = 0;  // columns of `logits`; the columns of a shard if vocab_start or vocab_size say so
-  std::int64_t vocab_start = 0;  // global id of column 0; a cut of rule 5
-  std::int64_t vocab_size = 0;   // U, canonical vocabulary
+  std::int64_t vocab_start = 0;  // global id of column 0, at which a part begins (rule 5)
+  std::int64_t vocab_size = 0;   // U of rule 5: number of columns that are cut into parts
   std::int64_t valid_vocab = 0;  // <= vocab_size
   std::int64_t kept_size = 0;    // length of kept_ids
   std::int64_t ignore_index = -100;

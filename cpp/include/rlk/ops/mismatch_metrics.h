@@ -3,10 +3,10 @@
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
 // exp and expm1 come from math/.
 //
-// rlk/tokens.h defines sequences and their sums. A token has x = logprob_train, y = logprob_rollout and d = fl(x - y),
-// the log of the ratio of train to rollout. N is the number of tokens, S the number of sequences with a token, n the
-// number of a sequence's tokens. With rollout_neutral, y is x and d is +0 where logprob_rollout is NaN; only
-// differing_fraction and nonfinite_fraction still count such a token.
+// rlk/tokens.h defines slots, sequences and their sums. A token has x = logprob_train, y = logprob_rollout and d =
+// fl(x - y), the log of the ratio of train to rollout. N is the number of tokens, S the number of sequences with a
+// token, n the number of a sequence's tokens. With rollout_neutral, y is x and d is +0 where logprob_rollout is NaN;
+// only differing_fraction and nonfinite_fraction still count such a token.
 //   c      = min(max(d, -limit), limit)
 //   P      = 0 - expm1(x), which is 1 minus the probability. But P = exp(x) if the sum of exp(x) over all tokens is
 //            smaller than the sum of 0 - expm1(x). So P keeps the digits in which probabilities can differ. Q is
@@ -17,8 +17,8 @@
 //   ratio_mean = sum(exp(c)) / N; chi2_token = sum(expm1(2 c)) / N
 //   ess = ratio_mean ratio_mean / (sum(exp(c) exp(c)) / N), since 1 + chi2_token loses digits where ratios are small.
 //   correlation = ((C / sqrt(V_P)) / sqrt(V_Q)), limited to [-1, 1], C and V of kernels/tokens/central_moments.h. It is
-//                 negated if P and Q have different forms, so the result is the correlation of the probabilities. It is
-//                 0 where V_P or V_Q is 0, as for a constant.
+//                 negated if one of P and Q is exp() and the other is 0 - expm1(), so the result is the correlation of
+//                 the probabilities. It is 0 where V_P or V_Q is 0, as for a constant.
 //   differing_fraction: fraction of tokens whose x and y have different bits (all NaNs count as equal).
 //   nonfinite_fraction: fraction of tokens whose d is NaN or Inf.
 //   `largest` is the largest finite number, so k3 of an infinite d is an infinity and not NaN.

@@ -1,7 +1,7 @@
-// THE CONTRACT of optimal_token_baseline (OTB): each token's return minus a baseline for the token's position in its
-// group. The baseline is a mean of the group's returns, weighted by the variance of their gradients. Rule numbers refer
-// to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp comes from math/.
-// rlk/tokens.h defines sequences.
+// THE CONTRACT of optimal_token_baseline (OTB): each token's return minus a baseline. The baseline at a position is a
+// mean of the returns of the group's sequences at this position, weighted by the variance of their gradients. Rule
+// numbers refer to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp
+// comes from math/. rlk/tokens.h defines slots and sequences.
 //
 // A token t of a sequence counts where its mask is not zero; l = logprob, q = sum_p_sq, s = importance weight:
 //   w = max((1 - 2 exp(l)) + q, +0); with importance weights, this w is multiplied by fl(s s).
@@ -51,8 +51,8 @@ struct OptimalTokenBaselineParams {
 };
 std::int64_t optimal_token_baseline_workspace_bytes(const OptimalTokenBaselineParams& p, Device device);
 // For offsets or group offsets that descend the CPU throws InvalidArgument. On a GPU the sequences next to such an
-// offset have NaN outputs, groups are cut short, and no memory outside the arrays is touched. Slots outside every
-// sequence or group are not written.
+// offset have NaN outputs. Groups are limited to the sequences that exist, and no memory outside the arrays is touched.
+// Slots outside every sequence or group are not written.
 void optimal_token_baseline(const OptimalTokenBaselineParams& p, Device device, Stream stream);
 
 }  // namespace rlk

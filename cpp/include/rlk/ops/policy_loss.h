@@ -5,9 +5,9 @@
 // so a NaN in the first operand stays.
 //
 // In the formulas x * y is fl(x y), but +0 for zero times infinity, which is the limit of such products. A term whose
-// coefficient is 0 is left out of every sum. rlk/tokens.h defines sequences and their sums. A token has l = logprob,
-// o = old_logprob (l itself if there is none), A = advantage, f = ref_logprob, m = rollout_logprob and H = entropy. n
-// is the number of a sequence's tokens; sum() adds over the tokens of a sequence.
+// coefficient is 0 is left out of every sum. rlk/tokens.h defines slots, sequences and their sums. A token has
+// l = logprob, o = old_logprob (l itself if there is none), A = advantage, f = ref_logprob, m = rollout_logprob and
+// H = entropy. n is the number of a sequence's tokens; sum() adds over the tokens of a sequence.
 //
 // Log-ratio x and its ratio r = exp(x), with slope r' = r, or 0 where a limit cuts x:
 //   kToken      x = limited(fl(l - o))
@@ -46,9 +46,9 @@
 //   k1, k2, k3, abs: as in ops/kl.h. With kl_straight_through K_l = fl(l - f) even where a limit cuts. With
 //   kl_gradient_ratio K_l becomes K_l * min(r, kl_gradient_ratio).
 //   With kl_times_ratio the term is K * r, with the slope of this product. For k3, value and slope are those of
-//   kOldLogprob in ops/kl.h, with G and the closed form of the slope. G = exp(fl(f - o)) where r is a token's ratio and
-//   no limit cuts, else exp(fl(x + e)). Where a limit cuts the ratio, the slope is K_l * r; for k3 with e > 16 it is
-//   min(r, largest) - G.
+//   kOldLogprob in ops/kl.h, which computes the slope in closed form, and the value with G where e > 16. Here
+//   G = exp(fl(f - o)) where r is a token's ratio and no limit cuts, else exp(fl(x + e)). Where a limit cuts the ratio,
+//   the slope is K_l * r; for k3 with e > 16 it is min(r, largest) - G.
 //   With kTimesOwnRatio r is exp(fl(l - o)) here, whatever the ratio of P is. K and K_l are those of kOldLogprob, and a
 //   token's K gives no gradient to other tokens.
 //   K is then limited to +-kl_limit
@@ -129,13 +129,13 @@ struct PolicySpec {
 // Elements of `metrics`, in this order. Means are over tokens, and are 0 if no token counts.
 enum PolicyMetric : int {
   kPolicyMetricLoss,
-  kPolicyMetricPolicyLoss,  // this metric and the next two: weighted as the loss is, without coefficients
+  kPolicyMetricPolicyLoss,  // this metric and the next two are weighted like the loss, without its coefficients
   kPolicyMetricKlLoss,
   kPolicyMetricEntropyLoss,
   kPolicyMetricNumTokens,
   kPolicyMetricNumSequences,  // sequences that have a token
   kPolicyMetricDenominator,   // D
-  kPolicyMetricPolicySum,     // this metric and the next two: unweighted sums over tokens
+  kPolicyMetricPolicySum,     // this metric and the next two are unweighted sums over tokens
   kPolicyMetricKlSum,
   kPolicyMetricEntropySum,
   kPolicyMetricClipFraction,      // p2 > p1; w != r; kGeometricClip: A > 0 and clipped; kDropsAsClipped: selected

@@ -17,7 +17,7 @@
 // where x_w = x_l.
 // A pair has delta = fl(fl(s_w - s_l) - margin), z = fl(beta delta), c = fl(beta s_w) and r = fl(beta s_l). With
 // P(v) = logsigmoid(v), S(v) = sigmoid(v), e = label_smoothing and k = fl(1 - e), L is the loss. dz, dc, dr are the
-// derivatives of L along z, c, r, and g_w, g_l those along s_w, s_l:
+// derivatives of L along z, c, r. g_w, g_l are the derivatives of L along s_w, s_l:
 //   kSigmoid : L = fl(-fl(k P(z)) - fl(e P(-z)))             dz = fl(fl(e S(z)) - fl(k S(-z)))
 //              e = 0: without the e terms
 //   kHinge   : L = max(fl(1 - z), 0)                         dz = -1 where fl(1 - z) > 0, else 0

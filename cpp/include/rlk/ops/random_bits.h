@@ -25,7 +25,7 @@ struct RowIntegers {
   std::int64_t stride = 0;      // elements between rows of `data`
   DType dtype = DType::kInt64;  // kInt32, kInt64
 
-  // The row's integer; Memory says how a GPU reaches it (rlk/tokens.h).
+  // The row's integer. Code for a GPU passes a `Memory` that reads global memory (rlk/tokens.h).
   template <class Memory = PlainMemory>
   RLK_HD std::int64_t at(std::int64_t row) const {
     if (data == nullptr) return value;
@@ -41,7 +41,7 @@ constexpr std::int64_t kPositions = std::int64_t{1} << 32;  // positions per sam
 
 struct RandomBitsParams {
   RowIntegers seed;       // all 64 bits are used, the sign bit included
-  RowIntegers sample_id;  // likewise
+  RowIntegers sample_id;  // all 64 bits are used, the sign bit included
   RowIntegers position;
   std::int64_t* bits = nullptr;  // [num_rows, num_words], contiguous; values in [0, 2^32), or -1
   std::int64_t num_rows = 0;

@@ -6,7 +6,7 @@
 // Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every
 // column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is the m of rule
 // 4 for the largest z of all present columns.
-//   e_j = 2^(c z_j - m) by rule 4 and the mode's exponential, with the ROW's m; 0 where z_j = -Inf
+//   e_j = 2^(c z_j - m) by rule 4 and the exponential `exp`, with the ROW's m; 0 where z_j = -Inf
 //   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows.
 // Columns are ranked by z, descending, then by id, ascending; +0 and -0 are equal. T is positive, so it changes no
 // rank.
@@ -33,8 +33,8 @@
 //   3, 4, 5   in the leaf, at the leaf's reference: down the sum ((0+1)+(2+3))+((4+5)+(6+7)) from its last addition
 //   6         takes the chain's first kept column whose prefix sum P, this column included, has
 //             r * P_last < 2^32 * P.
-// The n best are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id ascending. Their
-// log-probabilities follow logprob's formula, with the same root.
+// The n best columns (n_logprobs is n) are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id
+// ascending. Their log-probabilities follow logprob's formula, with the same root.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1.
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
@@ -64,14 +64,15 @@
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
-// In the vocabulary-parallel form, the ranks exchange payloads once, or in four rounds. For one exchange,
-// sample_partial makes a payload of each shard. From the payloads of all shards, sample_merge makes the results of
-// sample on the whole row. Every rank runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up
-// a subtree. The shards hold every part once, in any order. One exchange can draw three kinds of rows:
+// In the vocabulary-parallel form, each rank (a process) has a shard of the columns. The ranks exchange payloads once,
+// or in four rounds. A payload is an array of words that describe a shard. For one exchange, sample_partial makes a
+// payload of each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row.
+// Every rank runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards
+// hold every part once, in any order. One exchange can draw three kinds of rows:
 //   greedy        : the first rank of all shards' first ranks
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
 //                   advance
-//   top_k         : the row's first k columns are among the shards' first k, and so is every column that min_p and
+//   cut by top_k  : the row's first k columns are among the shards' first k, and so is every column that min_p and
 //                   top_p then leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
 // since its top_p is a share of the mass of the whole row. Any other row has kBadParameter. This form does not give the
@@ -94,16 +95,17 @@
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of a row that is not cut, -1
 //      of a greedy row
 //   5, 6: root (m, S) of the shard's present columns, where the row is not cut     7, 8: root of raw_logprob
-//   9 to 11: first rank of a greedy or cut row: id (-1: no column is present), z, raw z; z is NaN if any z is NaN
+//   9 to 11: the column that ranks first, in a greedy row or a cut row: id (-1: no column is present), z, raw z; z is
+//      NaN if any z is NaN
 //   12 to 14: the same values of the column drawn below the root     15: number of the entries that follow
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 //
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
 // shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
-// except for kBadShards. step = ceil(vocab_size / 1024). A rank is the number of 51 bits that kernels/sample/terms.h
-// defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange, and so is word 4 of a
-// row that is not cut. Word 4 of a cut row is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5 to 14 are also as in
-// one exchange. After these 16 words, a cut row has:
+// except for kBadShards. step = ceil(vocab_size / 1024). A column's rank is stored as the number of 51 bits that
+// kernels/sample/terms.h defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange,
+// and so is word 4 of a row that is not cut. Word 4 of a cut row is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5
+// to 14 are also as in one exchange. After these 16 words, a cut row has:
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on.
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
@@ -113,8 +115,8 @@
 // round 2 hold at most `step` columns of each shard. Their counts tell which bin has the k-th column. The total of
 // top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies in one of few bins. Round
 // 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the candidates, as sample does.
-// So a rank and a mass decide for each column whether it is kept. Round 4 also gives the kept ids that a shard owns,
-// ascending, in every good row.
+// So a rank and a mass decide for each column whether it is kept. Round 4 also gives the kept ids of a shard,
+// ascending, in every row without a status bit.
 #pragma once
 
 #include <cstdint>
@@ -134,7 +136,7 @@ enum SampleStatus : std::int32_t {
   kBadPosition = 256,   // position outside [0, 2^32)
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
-  kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or leave the entries
+  kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or point past the entries
   kBadBias = 4096,     // kBadHistory's faults in the bias, or ids of a row that do not ascend strictly
   kBadShards = 8192,   // a bit that sample_merge alone sets
 };
@@ -152,7 +154,7 @@ struct RowFloats {
 };
 
 constexpr std::int64_t kSampleVocab = std::int64_t{1} << 19;  // largest vocabulary
-constexpr std::int64_t kTopLogprobs = 256;                    // largest n of the n best
+constexpr std::int64_t kTopLogprobs = 256;                    // largest n_logprobs
 
 struct ProcessLogitsParams {
   const void* logits = nullptr;  // [num_rows, num_columns], dtype; columns contiguous, any alignment. The kernel does
@@ -192,7 +194,7 @@ struct SampleParams {
   std::int64_t num_rows = 0, vocab_size = 0, valid_vocab = 0;
   std::int64_t most_top_k = INT64_MAX;  // largest top_k of a row
   std::int64_t kept_capacity = 0;
-  std::int64_t n_logprobs = 0;  // n, at most valid_vocab
+  std::int64_t n_logprobs = 0;  // n of the n best columns; at most valid_vocab
   std::int64_t* ids = nullptr;  // [num_rows] each, contiguous
   std::int32_t* status = nullptr;
   float* logprob = nullptr;  // null: not wanted
@@ -205,18 +207,20 @@ struct SampleParams {
   std::int32_t* kept_ids = nullptr;      // [kept_capacity]; null, like kept_offsets: no kept sets are wanted
   std::int64_t* kept_offsets = nullptr;  // [num_rows + 1]
   void* workspace = nullptr;             // sample_workspace_bytes(...), 16-byte aligned
-  std::int64_t sorted_columns = 0;       // columns of a row that the workspace sorts: a shard's in round 1, else 0
+  std::int64_t sorted_columns = 0;       // columns per row that the workspace sorts: a shard's in round 1, else 0
   DType dtype = DType::kFloat32;         // kFloat32, kBFloat16, kFloat16
   DType raw_dtype = DType::kFloat32;
   std::int32_t random_stream = 0;  // in [0, kRandomStreams)
   Exp exp = Exp::kPortable;
   SampleOrder order = SampleOrder::kVllm;
   bool greedy = false;
-  // Edited columns and their z, as process_logits gives them, or null. All other columns take z from `logits`.
+  // The columns that bias or penalties change, and their z, as process_logits gives them; or null. All other columns
+  // take z from `logits`.
   const std::uint32_t* edited = nullptr;
   const float* edits = nullptr;
-  // Or null for both, and `process`, in host memory: sample then computes the edits itself, where sample_edits_rows()
-  // allows it. The outputs of process_logits lie in sample's workspace, and its status becomes part of sample's status.
+  // If `edited` and `edits` are null, `process` may point to host memory. Then sample computes the edits itself, where
+  // sample_edits_rows() allows it. The outputs of process_logits lie in sample's workspace, and its status becomes part
+  // of sample's status.
   const ProcessLogitsParams* process = nullptr;
 };
 
@@ -250,11 +254,11 @@ struct SamplePartialParams : SampleParams {
   std::int32_t* payload = nullptr;  // [num_rows, words], contiguous: payload_words(most_top_k), or those of the round
   // In rounds, kept_ids and kept_offsets are results of round 4. kept_capacity is num_rows times the shard's columns.
   std::int32_t round = 0;              // 1 to 4, or 0: the only exchange
-  std::int32_t num_shards = 1;         // 1 to 8, of the rounds before
+  std::int32_t num_shards = 1;         // 1 to 8; number of shards in `before`
   std::int64_t widest = 0;             // columns of the widest shard
-  const std::int32_t* before[3] = {};  // payloads of the rounds before, [num_shards, num_rows, words], contiguous
+  const std::int32_t* before[3] = {};  // payloads of earlier rounds, [num_shards, num_rows, words], contiguous
 };
-// Valid columns of a shard.
+// Number of valid columns of a shard.
 RLK_HD std::int64_t columns_of_shard(const SamplePartialParams& p) {
   const std::int64_t first = part_cut(p.vocab_size, p.parts.first);
   const std::int64_t end = part_cut(p.vocab_size, p.parts.first + p.parts.count);

@@ -2,8 +2,8 @@
 // discounted_returns take the result. The operator can also place one cost per sequence in the same way. Rule numbers
 // refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
-// rlk/tokens.h defines sequences. n is the number of a sequence's tokens that count, and `last` is the last of these
-// tokens.
+// rlk/tokens.h defines slots and sequences. n is the number of a sequence's tokens that count, and `last` is the last
+// of these tokens.
 //   token   x = token_reward, or +0 if none is given. With an estimator x = fl(x - fl(kl_coef * K)), where K is the kl
 //           of ops/kl.h without a weight, with the limits kl_input_limit and kl_limit
 //   spans   [begin, end) in positions of the sequence, taken in ascending order of their index. m is the number of a

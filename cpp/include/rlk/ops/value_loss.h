@@ -1,7 +1,7 @@
 // THE CONTRACT of value_loss: the clipped value loss of PPO, its gradient and metrics, in one pass over tokens. Rule
 // numbers refer to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation.
 //
-// rlk/tokens.h defines sequences and their sums. A token has v = value, o = old_value, R = returns, c = clip and
+// rlk/tokens.h defines slots, sequences and their sums. A token has v = value, o = old_value, R = returns, c = clip and
 //   b = huber:
 //   h(x)  = (x / 2) x where |x| <= b, else b (|x| - b / 2); h'(x) = x limited to +-b. With b = Inf this is the squared
 //   error
@@ -45,7 +45,7 @@ enum ValueMetric : int {
   kValueMetricNumTokens,
   kValueMetricNumSequences,  // sequences that have a token
   kValueMetricDenominator,   // D
-  // This metric and the next five: over tokens, without the sequences' weights; e = fl(R - v).
+  // This metric and the next five are over tokens, without the sequences' weights; e = fl(R - v).
   kValueMetricLossSum,
   kValueMetricValueSum,
   kValueMetricReturnSum,
