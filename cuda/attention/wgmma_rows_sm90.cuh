@@ -1,4 +1,4 @@
-// Rows of attention's wgmma kernel: a warpgroup's scores, probabilities, sums and splits, and its turns.
+// What a warpgroup computes in attention's wgmma kernel: scores, probabilities, sums, and merges of splits.
 #pragma once
 
 #include "../common/wgmma_sm90.cuh"
@@ -11,9 +11,9 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// A warpgroup's 64 rows of a tile. A thread holds two rows, 16 w + g and 16 w + g + 8, where w is its warp and g = lane
-// / 4. For each j, it holds columns 8 j + 2 (lane % 4) and the next of scores and sums. s[4 j + 2 r + c] is row r,
-// column c.
+// A warpgroup's 64 rows of a tile. A thread has row 16 w + g (r = 0) and row 16 w + g + 8 (r = 1), where w is its warp
+// and g = lane / 4. s_[4 j + 2 r + c] is the score of row r and column (key) 8 j + 2 (lane % 4) + c, for c = 0 and 1.
+// o_ has the sums over V in the same layout. Rule 6 of docs/numerics.md defines m (the reference), l and the merge.
 template <class T, class Tile, Exp kExp>
 class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
  protected:
@@ -46,7 +46,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     total_ = shared.base + Tile::kTotalAt + warpgroup * (Tile::kTotalBytes / Tile::kWarpgroups) + thread_ * 16;
   }
 
-  // Computes a tile. `shared_work` lies in shared memory, so values for the end of the tile take no registers.
+  // Computes a tile. Values that only the tile's end needs take no registers, since `shared_work` is in shared memory.
   __device__ __forceinline__ void run(const WgmmaWork& shared_work) {
     std::conditional_t<kIsLean, const WgmmaWork&, const WgmmaWork> work = shared_work;
     if constexpr (!kIsLean) find_keys(work);
@@ -80,7 +80,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   }
 
  protected:
-  // If sums fill the registers, shared memory holds m and l of the totals, and find_keys() runs again at each use.
+  // If sums fill the registers, shared memory holds the totals of m and l, and each use of key ranges finds them again.
   static constexpr bool kIsLean = Tile::kIsLean;
   __device__ __forceinline__ void find_keys(const WgmmaWork& work) {
 #pragma unroll
@@ -113,20 +113,20 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
 
-  // How a thread finishes its two rows at the end of a tile.
+  // How a thread scales its two rows at the end of a tile.
   struct RowEnds {
-    float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // a factor of 1 changes no sum
-    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // mask of the bits to keep: all bits or none
+    float inverse[2] = {1.0f, 1.0f}, factor[2] = {1.0f, 1.0f};  // `factor` comes from the sink; 1: no sink
+    std::uint32_t used[2] = {0xffffffffu, 0xffffffffu};         // 0: the row becomes +0
   };
 
-  static constexpr int kKeyTiles = Tile::kKeys / 8;  // tiles of eight keys
-  // Whether a warp rescales its rows r = 0 and r = 1 separately, and skips them if all keep their references. Else all
-  // sums are rescaled beside exponentials. kRescalesLate: the rescaling runs beside the next block's scores.
+  static constexpr int kKeyTiles = Tile::kKeys / 8;  // s_ has this many groups of eight keys
+  // Whether a warp rescales its two sets of eight rows (r = 0 and 1) separately, and skips a set whose references stay
+  // the same. If not, it rescales all sums. kRescalesLate: the rescaling runs beside the next block's scores.
   static constexpr bool kRescalesByRow = kIsTight && Tile::kSums > 32;
   static constexpr bool kRescalesLate = kRescalesByRow && Tile::kWarpgroups > 2;
   // Whether a warpgroup skips blocks of keys that none of its rows sees.
   static constexpr bool kPasses = Tile::kWarpgroups > 2;
-  // The position of the block before the next block of keys.
+  // The position in the ring of the block before the next block of keys.
   __device__ __forceinline__ RingPosition before_block() const {
     if constexpr (!kIsTight) return before_at_;
     return {at_.stage ^ 1, at_.phase ^ at_.stage ^ 1};
@@ -139,7 +139,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Makes the compiler sum a row's probabilities here. Later sums would wait for the exponentials one by one.
+  // Makes the compiler add up a row's probabilities here. If it added them later, it would wait for each exponential.
   __device__ __forceinline__ void pin_groups(int r) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -150,7 +150,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   __device__ __forceinline__ void release(std::uint32_t barrier) const {
     if (thread_ == 0) mbarrier_arrive(barrier);
   }
-  // One warpgroup at a time uses the matrix units.
+  // take_turn() waits until this warpgroup may use the matrix units, and give_turn() lets the next warpgroup use them.
   __device__ __forceinline__ void take_turn() const {
     asm volatile("bar.sync %0, 256;" ::"r"(2 + warpgroup_) : "memory");
   }
@@ -162,7 +162,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     asm volatile("bar.arrive %0, 256;" ::"r"(next_turn()) : "memory");
   }
 
-  // own_keys(): the keys that any row of this warpgroup sees. common_keys(): those that every row with a query sees.
+  // own_keys(): range of keys that the rows of this warpgroup see together. common_keys(): keys that each of them sees.
   struct KeyRange {
     int first, last;
     __device__ __forceinline__ bool empty() const { return last <= first; }
@@ -182,7 +182,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     const int first = warpgroup_ * 64, last = min(first + 64, work.queries) - 1;
     return {keys_of_row(work, last).first, keys_of_row(work, first).last};
   }
-  // Skips blocks that only other warpgroups see: passes the turn on, and frees the blocks.
+  // Skips blocks that only other warpgroups need: gives each turn to the next warpgroup, and frees the blocks.
   __device__ __forceinline__ void pass(const WgmmaWork& work, int block, int end) {
 #pragma unroll 1
     for (; block < end; block += Tile::kKeys) {
@@ -226,12 +226,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     late_ = make_float2(1.0f, 1.0f);
     before_at_ = at_;
     at_.advance(Tile::kStages);
-    int keeps = kIsTight;  // whether P V adds to o_; else it overwrites o_
+    int keeps = kIsTight;  // 1: P V adds to o_; 0: P V overwrites o_
     block += Tile::kKeys;
     if (block < keys.last) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
 #pragma unroll 1
     for (;;) {
-      if constexpr (kExp == Exp::kHardware) {  // with the portable exponential, registers would spill
+      if constexpr (kExp == Exp::kHardware) {  // the portable one would spill registers here
         const KeyRange all = common_keys(work);
         const int plain_end = block >= all.first ? min(split_end, min(all.last, keys.last)) : 0;
 #pragma unroll 1
@@ -267,7 +267,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     multiply(at_.stage);
     const RingPosition before = before_block();
     if constexpr (kRescalesLate) rescale_rows(late_);
-    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);  // while the scores are computed
+    mbarrier_wait_block(shared_.values_full(before.stage), before.phase);  // scores are computed meanwhile
     accumulate(before.stage, keeps);
     give_turn();
     if (begins) {
@@ -287,10 +287,10 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     const int values_stage = kIsTight ? at_.stage : values_stage_before;
     // Whether the next keys have arrived. The result is used later, so nothing waits for the test.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
-    // kAhead: the first row's exponentials are computed before the wait for P V, and the second row's beside the
-    // rescaling. The second row's scores are scaled before the wait, too.
+    // kAhead: the first row's exponentials come before the wait for P V, and the second row's exponentials come between
+    // the multiplications that rescale sums. The second row's scores are scaled before the wait.
     constexpr bool kAhead = kExp == Exp::kHardware;
-    // If rescaling has branches, the kernel is faster with the first row's exponentials beside the second row's.
+    // If rescaling has branches, the kernel is faster with both rows' exponentials after the wait.
     constexpr bool kFirstAhead = kAhead && !(kPlain && kRescalesByRow && !kRescalesLate);
     raise<kPlain>();
     float2 factors;
@@ -309,7 +309,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
         pin_groups(0);
       }
     }
-    // The branch also keeps ptxas from moving the next wait before the code above.
+    // The branch also keeps ptxas from moving the following wait before the code above.
     if (!is_ready) mbarrier_wait_block(shared_.keys_full(at_.stage), at_.phase);
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     pin_sums();
@@ -318,10 +318,10 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
       for (int j = 0; j < 16; ++j) {
         if (j < Tile::kSharedFours) merge_sums(j);
-        if (kIsLean) __syncwarp();  // without it ptxas would group more loads than registers can hold
+        if (kIsLean) __syncwarp();  // else ptxas would group too many loads
         if (kAhead && j < kKeyTiles) exponentiate<kScalesAhead>(j, 1);
       }
-      if constexpr (kIsTight) pack();  // the scores' registers then hold totals
+      if constexpr (kIsTight) pack();  // frees the scores' registers for totals
       if constexpr (Tile::kOuterFours > 0) merge_outer_sums();
       has_total_ = true;
       if constexpr (kIsTight) {
@@ -334,7 +334,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
         }
       }
     } else {
-      // Tiles with few sums rescale without a branch, since most blocks raise the reference of some row.
+      // Tiles with few sums rescale without a branch, since in most blocks the reference of some row rises.
       if (!kAhead || !kIsTight) factors = rescale_chains();
       if constexpr (kRescalesByRow && !kRescalesLate) rescale_rows(factors);
 #pragma unroll
@@ -410,8 +410,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
     return max_nan(max_nan(chains[0], chains[1]), max_nan(chains[2], chains[3]));
   }
-  // Returns the larger of +0 and a thread's largest score of row r. From +0 on, fp32 numbers and the matrix unit's NaN
-  // have the order of their bits. One instruction compares three integers, but only two fp32 numbers.
+  // Returns the larger of +0 and a thread's largest score of row r. The bits of fp32 numbers from +0 on, and of the
+  // matrix unit's NaN, compare as integers. An instruction compares three integers, but only two fp32 numbers.
   __device__ __forceinline__ float largest_from_zero(int r) const {
     int chains[4] = {0, 0, 0, 0};
 #pragma unroll
@@ -421,14 +421,14 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
     return __int_as_float(max(max(max(chains[0], chains[1]), chains[2]), chains[3]));
   }
-  // Updates a row's reference (rule 4) by the block's largest score, which is `top` in this thread. m_ becomes the new
+  // Updates a row's reference by the block's largest score; `top` is the largest in this thread. m_ becomes the new
   // reference, and before_ the previous one.
   __device__ __forceinline__ void raise(int r, float top) {
     before_[r] = m_[r];
     // Four lanes share the row. Three independent shuffles take less time than two in turn.
     const float second = AttentionGpu::shuffle_xor(top, 1), third = AttentionGpu::shuffle_xor(top, 2);
     top = max_nan(max_nan(top, second), max_nan(third, AttentionGpu::shuffle_xor(top, 3)));
-    // ceil, exact for magnitudes below kStatsRange. Larger values stay larger: the row fails when the split ends.
+    // Rounds up to an integer, exactly below kStatsRange. If m_ is larger, the row becomes NaN at the split's end.
     const float ceiled = sub_rn(__fadd_ru(mul_rn(c_, top), kStatsShift), kStatsShift);
     m_[r] = max_nan(m_[r], ceiled <= -kStatsRange ? -infinity() : ceiled);
     if constexpr (kExp == Exp::kHardware) {
@@ -438,7 +438,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       addend_[r] = sub_rn(kStatsShift, m_[r]);
     }
   }
-  // kPlain: if no reference of a warp is below 0, negative scores raise none, and largest_from_zero() suffices.
+  // kPlain: if no reference of the warp is below 0, negative scores do not matter, and largest_from_zero() suffices.
   template <bool kPlain = false>
   __device__ __forceinline__ void raise() {
     float top[2];
@@ -452,12 +452,12 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     raise(0, top[0]);
     raise(1, top[1]);
   }
-  // Returns attention_factor(before, m) without a branch. The factor is 0 if the row failed or no key contributed.
+  // Returns attention_factor(before, m) without a branch. The factor is 0 if m is NaN, or if `before` is -Inf.
   static __device__ __forceinline__ float factor_of(float before, float m) {
     const float e = fmaxf(sub_rn(before, m), -127.0f);
     return __int_as_float(__float_as_int(add_rn(e, kStatsShift + 127.0f)) << 23);
   }
-  // Multiplies the chains of l by the rows' factors. Returns these factors, which the sums of P V need, too.
+  // Multiplies the partial sums of l by the rows' factors. Returns these factors, since the sums of P V need them, too.
   __device__ __forceinline__ float2 rescale_chains() {
     const float2 factors = make_float2(factor_of(before_[0], m_[0]), factor_of(before_[1], m_[1]));
 #pragma unroll
@@ -478,7 +478,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       o_[i + 1] = mul_rn(o_[i + 1], factor);
     }
   }
-  // Rescales part `part` of the sums, of kParts parts.
+  // Rescales one of kParts equal parts of the sums.
   template <int kParts>
   __device__ __forceinline__ void rescale_sums(const float2& factors, int part) {
     constexpr int kEach = (Tile::kSums + kParts - 1) / kParts;
@@ -493,7 +493,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     exponentiate(j, 0);
     exponentiate(j, 1);
   }
-  // kIsScaled: z holds fma(z, c, -m).
+  // kIsScaled: s_ already holds fma(score, c, -m).
   template <bool kIsScaled = false>
   __device__ __forceinline__ void exponentiate(int j, int r) {
 #pragma unroll
@@ -514,7 +514,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     for (int i = 0; i < Tile::kScores; ++i) {
       if (i / 2 % 2 == 0) continue;
       s_[i] = fma_rn(s_[i], c_, addend_[1]);
-      asm volatile("" : "+f"(s_[i]));  // without it the compiler would move the fma behind the wait
+      asm volatile("" : "+f"(s_[i]));  // keeps the fma before the wait
     }
   }
   __device__ __forceinline__ void pack(int j) {
@@ -546,8 +546,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       l_[r][0] = l_[r][1] = 0.0f;
     }
   }
-  // Merges m and l of the split that ends into the rows' totals, while its last products run. merge_sums() uses the
-  // factors. This is AttentionMerge without a branch: a side that contributed nothing has sums of 0 and the factor 0.
+  // Merges m and l of the split that ends into the totals, while the split's last products run. merge_sums() uses the
+  // factors. AttentionMerge has the formula with branches. Here an empty split or total has sums of 0 and the factor 0.
   __device__ __forceinline__ void merge_rows() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -561,7 +561,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
       set_total(r, m, fma_rn(l_total_[r], of_total_[r], mul_rn(l, of_split_[r])));
     }
   }
-  // Sets rows of V from `first` on to +0. If warpgroups may skip the block, each warpgroup sets all these rows.
+  // Sets rows of V from `first` on to +0. If a warpgroup may skip the block, each warpgroup sets all these rows itself.
   __device__ __forceinline__ void clear_values(int stage, int first) const {
     constexpr int kChunks = Tile::kValueBoxes * 8, kThreads = kPasses ? 128 : Tile::kRowThreads;
     const int thread = kPasses ? thread_ : warpgroup_ * 128 + thread_;
@@ -580,7 +580,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     return Tile::kIsPadded ? p_.value_dim : Tile::kValueColumns;
   }
   // Merges the head's sink into m and l of the rows. factor: factors of the rows' sums. used: 0 if only the sink
-  // contributed. A product with `factor` equals fma(O, factor, +0) except for a zero's sign, which out does not keep.
+  // contributed. O * `factor` differs from the contract's fma(O, factor, +0) only in a zero's sign, which `out` does
+  // not keep.
   __device__ __forceinline__ void merge_sinks(const WgmmaWork& work, float (&factor)[2], std::uint32_t (&used)[2]) {
     const AttentionSink sink = attention_sink<AttentionGpu>(p_, work.head);
 #pragma unroll
@@ -593,7 +594,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   static __device__ __forceinline__ std::uint32_t packed(float a, float b, float inverse) {
     return T::pack(attention_output(a, inverse), attention_output(b, inverse));
   }
-  // Stores lse while the last products run. A quad's four lanes share two rows; each lane computes one row's lse.
+  // Stores lse and sets `ends`, while the last products run. Four lanes share two rows; each lane computes one row's
+  // lse.
   __device__ __forceinline__ void end_rows(const WgmmaWork& work, RowEnds* ends) {
     if constexpr (kIsLean) find_keys(work);
 #pragma unroll
@@ -623,20 +625,20 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     }
   }
   __device__ __forceinline__ void store(const WgmmaWork& work, const RowEnds& ends) {
-    bool exists[2];  // for each row of the thread: whether the row belongs to this sequence
+    bool exists[2];  // whether the thread's rows lie in this sequence
 #pragma unroll
     for (int r = 0; r < 2; ++r) exists[r] = first_row_ + 8 * r < work.places;
     constexpr int kAtOnce = Totals::kFetched;
     const std::int64_t stride = p_.num_q_heads * value_dim();
     auto* to = reinterpret_cast<uint4*>(static_cast<typename T::Storage*>(p_.out) + work.out + first_row_ * stride +
                                         thread_ % 4 * 8);
-    const auto to_next = static_cast<std::uint32_t>(stride);  // to the row eight rows below
+    const auto to_next = static_cast<std::uint32_t>(stride);  // from row r = 0 to row r = 1
     if constexpr (!kIsTight) fetch_totals(Tile::kSharedFours);
 #pragma unroll
     for (int first = 0; first < Tile::kSums / 4; first += kAtOnce) {
       float4 before[kAtOnce];
       const bool is_outer = first >= Tile::kSharedFours;
-      if (is_outer) {  // the next totals are loaded while the current ones are stored
+      if (is_outer) {  // loads the next totals early
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) before[j] = fetched_[j];
         fetch_totals(first + kAtOnce);
@@ -680,14 +682,14 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   const AttentionParams& p_;
   const WgmmaShared<Tile>& shared_;
   const int warpgroup_;
-  float2* const row_totals_;  // m and l of each row's total
+  float2* const row_totals_;  // kIsLean: the totals of m and l of each row
   const float c_;
   int thread_, first_row_;
-  RingPosition at_, before_at_;  // positions of the next block of keys, and of the block before that block
+  RingPosition at_, before_at_;  // positions in the ring: next block of keys, and the block before it
   int queries_phase_ = 0;
   int sees_first_[2], sees_last_[2];
   float m_[2], before_[2], addend_[2], q_[2], l_[2][2], groups_[2][2][kKeyTiles / 4];
-  float2 late_;  // kRescalesLate: factors by which the sums are yet to be multiplied
+  float2 late_;  // kRescalesLate: factors of the rescaling that is still to be done
   float m_total_[2], l_total_[2];
   float s_[Tile::kScores];
   std::uint32_t weights_[Tile::kKeys / 16][4];

@@ -1,4 +1,5 @@
-// The sums of a thread in attention's wgmma kernel, and the totals of these sums over splits.
+// The sums over V of a thread in attention's wgmma kernel, and their totals. A total is the merged sum of all earlier
+// splits of the keys.
 #pragma once
 
 #include "gpu.cuh"
@@ -7,15 +8,15 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// Shared memory holds the totals. Totals that do not fit lie in L2.
+// Shared memory holds the totals. Totals that do not fit into shared memory are stored in global memory and stay in L2.
 template <class Tile, Exp kExp>
 class WgmmaTotals {
  protected:
   __device__ __forceinline__ explicit WgmmaTotals(const WgmmaCall* call) : call_(call) {}
 
-  // kIsTight: the kernel has few registers to spare. Then the sums of a split begin as +0, so that their registers are
-  // free between two splits; else the first product of a split overwrites the sums. The first row's probabilities are
-  // summed before the second row's.
+  // kIsTight: the kernel has few registers to spare. The sums of a split then begin as +0, which ends the use of their
+  // registers at the end of a split. If not kIsTight, the first product of a split overwrites the sums. A kIsTight
+  // kernel also adds up the first row's probabilities before the second row's.
   static constexpr bool kIsTight = Tile::kIsLean && kExp == Exp::kHardware;
   __device__ __forceinline__ void zero_sums() {
 #pragma unroll
@@ -66,13 +67,13 @@ class WgmmaTotals {
                  "f"(x.w)
                  : "memory");
   }
-  // Loads kCount totals at once. If loads were issued one after the other, each would wait for L2.
+  // Loads kCount groups of four totals at once, so the thread waits for L2 only once.
   template <int kCount>
   __device__ __forceinline__ void load_outer_totals(const float4* totals, int first, float4 (&x)[kCount]) const {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) x[j] = outer_total(totals, first + j);
   }
-  // Starts the loads of the totals that `store` needs next, if these totals lie in L2.
+  // Starts the loads of the totals that store() needs next, if these totals lie in L2.
   __device__ __forceinline__ void fetch_totals(int first) {
     if (first >= Tile::kSharedFours && first < Tile::kSums / 4) load_outer_totals(outer_totals(), first, fetched_);
   }
@@ -90,7 +91,8 @@ class WgmmaTotals {
   __device__ __forceinline__ void merge_outer_sums() {
     float4* const totals = outer_totals();
     if constexpr (kIsTight) {
-      // After the first part, the registers of its sums are free, so the second part can load more totals at once.
+      // After the first part has been merged, its sums' registers are free, so the second part can load more totals at
+      // once.
       constexpr int kFirst = Tile::kOuterFours < 8 ? Tile::kOuterFours : 8, kSecond = Tile::kOuterFours - kFirst;
       merge_outer_sums<kFirst>(totals, Tile::kSharedFours);
       if constexpr (kSecond > 0) merge_outer_sums<kSecond>(totals, Tile::kSharedFours + kFirst);

@@ -25,15 +25,15 @@ struct WgmmaTile {
   static constexpr int kQueryBytes = kBoxes * kQueryBoxBytes, kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kValueBytes = kValueBoxes * kBoxBytes;
   static constexpr int kScores = kKeys / 2, kSums = kValueColumns / 2;  // per thread
-  // Numbers of groups of four sums per thread: shared memory holds the totals of the first kSharedFours groups, and L2
-  // holds the totals of the others.
+  // A thread has kSums / 4 groups of four sums over V. A total is the merged sum of earlier splits. Shared memory holds
+  // the totals of the first kSharedFours groups, and L2 holds the totals of the others.
   static constexpr int kSharedFours = kSums > 64 ? 8 : kWarpgroups > 2 && kColumns > 64 ? 12 : kSums / 4;
   static constexpr int kOuterFours = kSums / 4 - kSharedFours;
   static constexpr int kTotalBytes = kRowThreads * 16 * kSharedFours;
   static constexpr int kKeysAt = kQueryBytes, kValuesAt = kKeysAt + kStages * kTileBytes;
   static constexpr int kTotalAt = kValuesAt + kStages * kValueBytes, kBarriersAt = kTotalAt + kTotalBytes;
   static constexpr int kWorkBytes = 80;
-  // If sums and scores leave a thread few other registers, shared memory holds m and l of the totals of its rows.
+  // Whether sums and scores leave a thread few other registers. If so, shared memory holds the rows' totals of m and l.
   static constexpr bool kIsLean = kOuterFours > 0 || kWarpgroups > 2;
   static constexpr int kRowBytes = kIsLean ? kQueries * 8 : 0;
   static constexpr int kBytes = kBarriersAt + 14 * 8 + 2 * kWorkBytes + kRowBytes + 1024;  // 1024 bytes align the start
@@ -47,39 +47,41 @@ struct PageBoxes {
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;  // blocks of queries per sequence; for packed q, slots for the blocks of all sequences
-  std::int32_t heads;   // number of heads; if q is not packed, times the number of sequences
+  std::int32_t blocks;  // tiles of queries per sequence and head; for packed q, of all sequences together
+  std::int32_t heads;   // query heads; if q is not packed, query heads of all sequences
   PageBoxes pages;
-  std::int32_t section, in_section;  // number of heads whose keys and values together fit in L2; number of tiles of
-                                     // these heads
-  // Counts the tiles that thread blocks have taken after their first tiles. Null: each thread block has one tile.
+  std::int32_t section, in_section;  // number of heads (a section) whose keys and values together fit in L2; number of
+                                     // tiles of a section
+  // Counts the tiles that were taken, without the first tile of each thread block. Null: each thread block has one
+  // tile.
   std::uint32_t* counter;
-  float4* totals;  // [blocks of threads, kOuterFours, kRowThreads], for tiles with totals in L2
+  float4* totals;  // [blocks of threads, kOuterFours, kRowThreads]: the totals in L2
 };
 
 // Calls of trees also have tensor maps with boxes of eight keys ("parts").
 struct WgmmaTreeCall : WgmmaCall {
   CUtensorMap k_parts, v_parts;
 };
-// Calls of mixed batches: one launch takes all tiles, or two launches share a counter of tiles.
+// Calls of mixed batches (mixed.cuh): one launch takes all tiles, or two launches share a counter of tiles.
 struct WgmmaMixedCall : WgmmaCall {
-  static constexpr std::uint32_t kStoringWarps = 10;  // warps of a block of threads that store results
+  static constexpr std::uint32_t kStoringWarps = 10;  // this many warps of a block of threads store results
   // first_block: number of thread blocks of an earlier launch. all_blocks: thread blocks of all launches.
   std::int32_t first_block, all_blocks;
   // Counts the warps of the first launch that have stored their results. Null: there is no second launch.
   std::uint32_t* done;
-  bool waits;  // whether this is the last launch before the merge; the merge waits only for the last launch
+  bool waits;  // whether this is the last launch before the merge, which waits only for the last launch
 };
 template <class Params>
 using WgmmaCallOf = std::conditional_t<kMayBranch<Params>, WgmmaTreeCall,
                                        std::conditional_t<kMayMix<Params>, WgmmaMixedCall, WgmmaCall>>;
 
-// A tile: 128 or 192 rows of q of one sequence and head ("places", with or without a query in use), and the keys that
-// any of the tile's queries sees. The first loading warp computes this struct for all warps.
+// A tile: 128 or 192 consecutive tokens of q of one sequence and head, and the keys that its queries see together.
+// "Places" are tokens of q, whether in use or not; "queries" are those in use. The first loading warp computes this
+// struct for all warps.
 struct alignas(16) WgmmaWork {
   std::int32_t sequence, head;
-  std::int32_t token, places, queries;  // token of the first place; numbers of places and of queries from there to the
-                                        // sequence's end
+  std::int32_t token, places, queries;  // token of the first place; numbers of places and of queries from the first
+                                        // place to the sequence's end
   std::int32_t position;                // the number, among the sequence's keys, of the first place's own token
   std::int32_t k_token, num_keys;       // the sequence's first token of k; number of the sequence's keys
   std::int32_t first_key, last_key;     // the range of keys that any query of the tile sees
@@ -88,14 +90,15 @@ struct alignas(16) WgmmaWork {
   std::int64_t out, lse;                // indices of the first place in the arrays out and lse
 };
 
-// The first slot of a packed sequence: sequence s begins at slot floor(begin / kQueries) + s, so no sum over earlier
-// sequences is needed. Some slots have no queries.
+// Returns the number of a packed sequence's first tile (slot): floor(begin / kQueries) + s for sequence s. This formula
+// needs no sum over earlier sequences, but some slots have no queries.
 template <int kQueries>
 __device__ __forceinline__ std::int64_t first_query_slot(const AttentionParams& p, std::int64_t sequence) {
   return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens) / kQueries + sequence;
 }
 
-// Completes *of for the tile that begins at place `query` of a sequence with `places` places.
+// Sets the members of *of, except sequence and head, for the tile that begins at place `query` of a sequence with
+// `places` places.
 template <int kQueries, class Params>
 __device__ __forceinline__ void see_keys(const Params& p, std::int64_t query, std::int64_t places, WgmmaWork* of) {
   WgmmaWork& work = *of;
@@ -127,7 +130,7 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   const std::int32_t block = call.blocks - 1 - in_section;
   const std::int32_t num_q_heads = static_cast<std::int32_t>(p.num_q_heads);
   WgmmaWork work = {};
-  if (p.num_sequences == 0) return work;  // there are no offsets to read
+  if (p.num_sequences == 0) return work;  // no offsets exist
   std::int64_t query = std::int64_t{block} * kQueries, places = p.q_tokens;
   if (p.cu_seqlens_q != nullptr) {
     work.head = head;
@@ -149,9 +152,9 @@ __device__ __forceinline__ WgmmaWork work_of(const Params& p, const WgmmaCall& c
   return work;
 }
 
-// Numbers the blocks of 128 queries of those sequences of a mixed batch that have many queries. Block 0 is the last
-// block of the last sequence. A warp searches 32 sequences at a time, so calls of find() must ask for ascending
-// numbers.
+// Numbers the blocks of 128 queries of a mixed batch, in sequences with many queries only. Block 0 is the last block of
+// the last such sequence. A warp searches 32 sequences at a time and never goes back, so calls of find() must ask for
+// ascending numbers.
 class LongSequences {
  public:
   __device__ __forceinline__ explicit LongSequences(const MixedParams& p)
@@ -191,9 +194,9 @@ class LongSequences {
   }
 
  private:
-  std::int32_t end_;          // lane i holds sequence end_ - 1 - i
+  std::int32_t end_;          // lane i has tested sequence end_ - 1 - i
   std::int32_t before_ = 0;   // number of blocks of the sequences from end_ on
-  std::int32_t through_ = 0;  // number of blocks from the lane's sequence on, up to end_
+  std::int32_t through_ = 0;  // number of blocks from the lane's sequence up to sequence end_ - 1
 };
 struct NoSequences {
   template <class Params>
@@ -233,8 +236,7 @@ struct WgmmaShared {
       mbarrier_init(values_full(i), 1);
       mbarrier_init(values_empty(i), Tile::kWarpgroups);
       mbarrier_init(tile_full(i), 1);
-      mbarrier_init(tile_empty(i), Tile::kRowThreads + 1);  // all threads of the warpgroups, and a lane of the warp
-                                                            // that loads V
+      mbarrier_init(tile_empty(i), Tile::kRowThreads + 1);  // the multiplying threads, and a lane that loads V
     }
     mbarrier_init_fence();
   }
@@ -250,9 +252,9 @@ __device__ __forceinline__ void load_tile(std::uint32_t to, const CUtensorMap* m
   }
 }
 
-// With pages, each lane of a loading warp loads one box of a block of keys. page_of_lane() returns the page of this
-// box, or one of these values:
-constexpr std::int32_t kNoBox = -2, kLostPage = -1;  // the box lies past the last key; its page does not exist
+// If keys lie in pages, each lane of a loading warp loads one box of a block of keys. page_of_lane() returns the number
+// of the box's page, kNoBox or kLostPage.
+constexpr std::int32_t kNoBox = -2, kLostPage = -1;  // the box lies past the last key; its page is invalid
 template <class Tile>
 __device__ __forceinline__ std::int32_t page_of_lane(const AttentionParams& p, const std::int32_t* table,
                                                      const PageBoxes& pages, int num_keys, int block) {
@@ -291,8 +293,9 @@ __device__ __forceinline__ void load_pages(std::uint32_t to, const CUtensorMap* 
   __syncwarp();
 }
 
-// If the keys of a block lie in several runs, the block is loaded in parts of eight keys. part_of_lane() returns to
-// lane i < 16 the first token of part i if the part lies in one run, else one of two negative values.
+// For trees: a run is keys of a path whose tokens are consecutive. If a block's keys lie in several runs, the block is
+// loaded in parts of eight keys. In lane i < 16, part_of_lane() returns the first token of part i, kNoPart or
+// kMixedPart.
 constexpr int kPartKeys = 8;
 // kNoPart: the part lies past the last key. kMixedPart: the part lies in several runs, or has a key without a token.
 constexpr std::int32_t kNoPart = -2, kMixedPart = -1;
@@ -344,8 +347,8 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
   __syncwarp();
 }
 
-// kIsKey: loads a tile's blocks of K, and the tile's queries after the first block. Else loads the tile's blocks of V.
-// All lanes of a warp call this function.
+// If kIsKey, loads a tile's blocks of K, and the tile's queries after the first block. If not, loads the tile's blocks
+// of V. All lanes of a warp call this function.
 template <class T, class Tile, bool kIsKey, class Params>
 __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork& work, RingPosition& at,
@@ -364,7 +367,7 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
   for (int block = first_block; block < work.last_key; block += Tile::kKeys) {
     const std::int32_t page = next_page;
     std::int32_t token = 0, part = kNoPart;
-    bool whole = true;  // whether the tokens of the block's keys follow one another in memory
+    bool whole = true;  // whether the tokens of the block's keys are consecutive
     if constexpr (kBranches) {
       const int end = min(block + Tile::kKeys, work.num_keys);
       if (!run.holds(block, end)) run = path_run(p, work.sequence, block);
@@ -398,8 +401,8 @@ __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<P
   }
 }
 
-// Prefetches offsets of packed sequences, all at once. Without the prefetch, the search for a tile's sequence would
-// wait for one offset after another.
+// Prefetches 32 offsets of each list of packed sequences, all at once. Without the prefetch, the search for a tile's
+// sequence would wait for one offset after another.
 template <class Params>
 __device__ __forceinline__ void prefetch_offsets(const Params& p) {
   const std::int64_t at = threadIdx.x % 32 * p.num_sequences / 31;
@@ -431,7 +434,7 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     } else {
       if (more) found = work_of<Tile::kQueries>(p, call, tile);
     }
-    std::uint32_t taken = 0;  // the atomic is issued early, so that the code below hides its latency
+    std::uint32_t taken = 0;  // the code below hides the atomic's latency
     if (threadIdx.x == 0 && more && call.counter != nullptr) taken = atomicAdd(call.counter, 1u);
     const int stage = kKeepsWork ? 0 : slot.stage;
     if (!more || found.places > 0) {
@@ -445,7 +448,8 @@ __device__ __forceinline__ void load_tiles(const Params& p, const WgmmaCallOf<Pa
     if (!more) return;
     if constexpr (!kKeepsWork) __syncwarp();
     if (found.last_key > found.first_key) {
-      // Kernels for trees and for wide tiles read the work from shared memory, since they have no registers to spare.
+      // Kernels for trees, or with totals in L2, read the tile's description from shared memory, since registers are
+      // scarce.
       load_blocks<T, Tile, true>(p, call, shared, kKeepsWork ? found : slots[stage], at, queries_phase);
       queries_phase ^= 1;
     }
@@ -475,7 +479,7 @@ __device__ __forceinline__ void load_values(const Params& p, const WgmmaCallOf<P
   }
 }
 
-// Clears out and lse of the tokens of packed q that belong to no sequence: those before the first offset and after the
+// Clears `out` and `lse` of tokens of packed q that belong to no sequence: tokens before the first offset or after the
 // last.
 template <class T, class Tile>
 __device__ __forceinline__ void clear_outside(const AttentionParams& p) {
@@ -501,8 +505,8 @@ __device__ __forceinline__ void say_done(const WgmmaMixedCall& call) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) end_turn(call.done);
 }
-// Makes the last launch of tiles end after the kernel of splits before it, and after the first launch of tiles. Both
-// launches of tiles take tiles from one counter, so they end at about the same time and the second wait is short.
+// Makes the last launch of tiles end after the previous kernel (the splits), and after the first launch of tiles. Both
+// launches take tiles from one counter, so they end at about the same time, and the second wait is short.
 __device__ __forceinline__ void wait_for_launches(const WgmmaMixedCall& call) {
   wait_for_previous_kernel();
   if (call.done != nullptr) wait_for_turn(call.done, call.first_block * WgmmaMixedCall::kStoringWarps);

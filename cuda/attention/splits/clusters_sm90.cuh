@@ -1,9 +1,9 @@
-// attention, forward, of sequences with few queries, for SM90. A cluster of four blocks of threads computes 16 rows of
-// one split, eight blocks of keys at a time ("a round"). Each block of threads computes the scores of two blocks of
-// keys and sends the probabilities to all four blocks of threads. Then it sums its quarter of V's columns over all
+// The forward of attention for sequences with few queries, for SM90. A cluster of four blocks of threads (ranks 0 ...
+// 3) computes 16 rows of one split, eight blocks of keys at a time ("a round"). Each rank computes the scores of two
+// blocks of keys and sends the probabilities to all four ranks. Then each rank sums its quarter of V's columns over all
 // keys. So K and V are loaded only once. The kernel serves calls with so few splits that each split can have four
-// multiprocessors. The results have the same bits as those of mma.cuh. Bound by the latency of the steps over the keys,
-// which run one after another; numbers: README.md.
+// multiprocessors. The results have the same bits as those of mma.cuh. Latency limits the speed, since the steps over
+// the keys run one after another. README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -20,19 +20,20 @@ struct ClusterTile : SplitShape<kColumns_, 2> {
   static constexpr int kLoaders = 4, kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr int kRanks = SplitGrid::kCluster, kRoundBlocks = 2 * kRanks,
                        kRoundKeys = kRoundBlocks * Shape::kKeys;
-  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // keys whose scores a block of threads computes
+  static constexpr int kOwnKeys = 2 * Shape::kKeys;  // a rank computes the scores of this many keys
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;
   static constexpr int kSlice = kColumns_ / kRanks,
-                       kSliceBytes = kSlice * 2;  // columns of V per rank; 8 columns per warp
+                       kSliceBytes = kSlice * 2;  // columns of V per rank, and their bytes; a warp has 8 columns
   static constexpr int kShare = 1;
   static constexpr bool kAllowsNext = true;
   static_assert(kSlice == 32 && Shape::kGroups == 4);
   static constexpr int kValuesAt = 2 * Shape::kOperandBytes, kWeightsAt = kValuesAt + kRoundKeys * kSliceBytes;
-  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // sums of probabilities
+  static constexpr int kSumsAt = kWeightsAt + kRoundKeys / 16 * 512;  // each block's sums of probabilities
   static constexpr int kMaximaAt = kSumsAt + kRoundBlocks * Shape::kGroups * 128 * 4;
   static constexpr int kFactorsAt = kMaximaAt + kRoundBlocks * Shape::kGroups * 16 * 4;
-  static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // m and q of each block of keys and row
-  // The largest scores of the rows before a round, for even and for odd rounds.
+  static constexpr int kReferencesAt = kFactorsAt + kRoundBlocks * 16 * 4;  // AttentionReference::m and q of each row
+                                                                            // after each block of keys
+  // The largest score of each row over all earlier rounds. Even and odd rounds have separate arrays.
   static constexpr int kLargestAt = kReferencesAt + kRoundBlocks * 16 * 8;
   static constexpr int kBarriersAt = kLargestAt + 2 * 16 * 4, kWholeAt = kBarriersAt + 8 * 8;
   static constexpr int kBytes = kWholeAt + 2 * kLoaders * 4 + 1024;  // 1024 bytes align the start
@@ -57,7 +58,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (threadIdx.x == 32 * Tile::kWarps) begin_barriers();
     if (threadIdx.x < 16) largest_of(0)[threadIdx.x] = -infinity();
     std::int64_t first_row;
-    // All four blocks of threads of the cluster find the same tile.
+    // All four ranks of the cluster find the same tile of rows.
     if (!this->find_tile(blockIdx.x / Tile::kRanks, &first_row)) return;
     const AttentionSpan span(p_, this->sequence_);
     const bool found = this->find(span, first_row);
@@ -65,7 +66,7 @@ class SplitByClusters : SplitRows<T, Tile> {
     if (!found) return;
     if (!loads) this->template load_queries<32 * Tile::kWarps>(span, shared_ + Tile::kWeightsAt);
     __syncthreads();
-    cluster_arrive();  // the other blocks of threads wait for this arrival before they send
+    cluster_arrive();  // the other ranks wait for this arrival before they send
     if (loads) return fetch(span);
     this->begin(span);
     walk();
@@ -79,8 +80,8 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   __device__ __forceinline__ std::uint32_t full(bool is_key) const { return shared_ + Tile::kBarriersAt + is_key * 8; }
   __device__ __forceinline__ std::uint32_t empty(bool is_key) const { return full(is_key) + 16; }
-  // Kinds of messages from each warp of the cluster to all four blocks of threads: largest scores, probabilities, and
-  // the notice that the warp has read them.
+  // Each multiplying warp of the cluster sends three messages to all four ranks: its largest scores are stored, its
+  // probabilities are stored, and it has read the scores and probabilities of all ranks.
   static constexpr int kMaxima = 0, kWeights = 1, kRead = 2;
   __device__ __forceinline__ std::uint32_t sent(int what) const { return full(false) + 32 + what * 8; }
   __device__ __forceinline__ void begin_barriers() const {
@@ -95,8 +96,8 @@ class SplitByClusters : SplitRows<T, Tile> {
     __syncwarp();
     if (lane() < Tile::kRanks) mbarrier_arrive_cluster(map_to_rank(sent(what), lane()));
   }
-  // Whether TMA loads all rows of K or of V, and every row is an existing key. Each loading warp has a flag. The second
-  // function combines the flags.
+  // Whether TMA loads all rows of K or of V, and every row is an existing key. Each loading warp has a flag for its own
+  // rows, and the function without `loader` combines these flags.
   __device__ __forceinline__ volatile int& whole(bool is_key, int loader) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[is_key * Tile::kLoaders + loader];
   }
@@ -174,8 +175,7 @@ class SplitByClusters : SplitRows<T, Tile> {
   // past the last key become +0, too.
   template <bool kIsKey>
   __device__ __forceinline__ void complete(int begin, int keys) const {
-    const AttentionSpan span(p_, this->sequence_);  // computed again, since a copy from run() would take registers in
-                                                    // every round
+    const AttentionSpan span(p_, this->sequence_);  // computed again, since a copy would take registers
     for (int row = threadIdx.x; row < keys; row += 32 * Tile::kWarps) {
       const int key = begin + row;
       if (key / Tile::kKeys * Tile::kKeys >= last_key_) break;
@@ -194,7 +194,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         }
       }
     }
-    fence_for_tma();  // TMA later writes to the same memory
+    fence_for_tma();  // orders these stores before TMA's next writes
     meet();
   }
   __device__ __forceinline__ void free(bool is_key) const {
@@ -220,7 +220,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       }
       free(true);
       if (begin == first_block()) {
-        cluster_wait();  // the other blocks of threads have started
+        cluster_wait();  // the other ranks have started
       } else {
         mbarrier_wait(sent(kRead), phase ^ 1);
       }
@@ -229,7 +229,7 @@ class SplitByClusters : SplitRows<T, Tile> {
         const float most = own < last_key_ ? this->largest(s, r) : -infinity();
         const int at = ((own_block * 4 + warp() % 4) * 16 + lane() / 4 + 8 * r) * 4;
         store_remote(map_to_rank(shared_ + Tile::kMaximaAt + at, lane() % 4),
-                     __float_as_uint(most));  // the four lanes of a quad store to the four ranks
+                     __float_as_uint(most));  // each of a row's four lanes stores to another rank
       }
       send(kMaxima);
       mbarrier_wait(sent(kMaxima), phase);
@@ -241,7 +241,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       send(kWeights);
       mbarrier_wait_block(full(false), phase);
       if (!whole(false)) complete<false>(begin, Tile::kRoundKeys);
-      mbarrier_wait(sent(kWeights), phase);  // the probabilities of all blocks of keys have arrived
+      mbarrier_wait(sent(kWeights), phase);  // the probabilities of the round have arrived
 #pragma unroll 1
       for (int block = 0; begin + block * Tile::kKeys < last_key_ && block < Tile::kRoundBlocks; ++block) {
         if (warp() < 4) {
@@ -254,8 +254,8 @@ class SplitByClusters : SplitRows<T, Tile> {
       if (begin + Tile::kRoundKeys < last_key_) send(kRead);
     }
   }
-  // Each warp computes the references and factors of one block of keys, with one lane per row. It needs no references
-  // of the round's earlier blocks, since their largest scores suffice.
+  // Each warp computes the references and factors of one block of keys, with one lane per row. From the round's earlier
+  // blocks it reads only the largest scores, so all warps can work at the same time.
   __device__ __forceinline__ void refer(int round) const {
     if (lane() >= 16) return;
     const float* maxima = this->maxima() + lane();
@@ -287,7 +287,7 @@ class SplitByClusters : SplitRows<T, Tile> {
       reference[r].q = x.y;
     }
     const int group = block * 4 + warp() % 4;
-    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // results of other rows are not sent
+    const bool is_used = this->first_row_ + lane() / 4 < this->last_row_;  // only rows in use are sent
     this->template probabilities<kExp>(
         reference, s,
         [&](int r, float2 x) {
@@ -309,7 +309,7 @@ class SplitByClusters : SplitRows<T, Tile> {
 
   // Adds the values of a block of keys, weighted by their probabilities, to the sums of eight of this rank's columns.
   __device__ __forceinline__ void accumulate(int block) {
-    constexpr int kSteps = Tile::kKeys / 32;  // each step has twice 16 keys
+    constexpr int kSteps = Tile::kKeys / 32;  // a step has 32 keys, for two products
     float factor[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) factor[r] = this->factors()[block * 16 + lane() / 4 + 8 * r];
@@ -337,7 +337,8 @@ class SplitByClusters : SplitRows<T, Tile> {
     }
   }
 
-  // Whether this rank adds up the chains of l. Rank 0 does; without a merge every rank needs l.
+  // Whether this rank computes l, the sum of probabilities. Rank 0 always does. In calls without a merge every rank
+  // needs l to scale its columns of the output.
   __device__ __forceinline__ bool has_chains() const { return rank_ == 0 || !this->call_.merges; }
 
   __device__ __forceinline__ void store_outputs() const {

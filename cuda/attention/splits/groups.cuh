@@ -1,7 +1,8 @@
-// attention, forward, for sequences with few queries: the splits that lie in the shared pages of a group. A block of
-// threads computes one split for 64 rows of the group, which may belong to several sequences. So pages are read once
-// for 64 rows. The results have the same bits as those of rows.cuh, and lie at the same places. The code that computes
-// a tile is in forward_mma.cuh.
+// The forward of attention for sequences with few queries and a shared prefix. A group is the sequences that share a
+// prefix. This file computes the splits of keys that lie in the shared pages of a group. A block of threads computes
+// one split for 64 rows of the group, which may belong to several sequences. So pages are read once for 64 rows. The
+// results have the same bits as those of rows.cuh, and are stored at the same addresses. The code that computes a tile
+// is in forward_mma.cuh.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -20,7 +21,7 @@ struct GroupTile : MmaTile<kColumns_> {
   static constexpr int kBytes = kOffsets + 4 * Mma::kKeys * 8;
 };
 
-// The grid of the tiles of all groups' rows. The tiles of group g begin at slot floor(first row / kRows) + g.
+// The grid: tiles of rows of all groups. The tiles of group g have numbers from floor(first row / kRows) + g on.
 template <class Tile>
 struct GroupGrid {
   std::int64_t splits;  // the most splits that a group can share
@@ -62,14 +63,14 @@ class GroupJob {
     last_row = (place_of_sequence(p, last) - first_place) * heads;
     return first_row >= 0 && first_row < last_row;
   }
-  // Returns all keys that row `number` of the tile sees, or no keys if the row sees no key of the split. Sets *offset
-  // to the offset in q of the row's query, or to kZeroRow if there is no query.
+  // Returns the range of all keys that row `number` of the tile sees (that no mask hides), or an empty range if the row
+  // sees no key of the split. Sets *offset to the offset of the row's query in q, or to kZeroRow if there is no query.
   __device__ __forceinline__ AttentionRange row(const AttentionParams& p, int number, std::int64_t* offset) const {
     *offset = kZeroRow;
     const std::int64_t row = first_row + number, place = first_place + row / heads;
     if (row >= last_row) return {0, 0};
     const bool packed = p.cu_seqlens_q != nullptr;
-    std::int64_t sequence, token = place;  // counted in the sequence's q or, if packed, in q
+    std::int64_t sequence, token = place;  // token of q in its sequence or, if packed, in q
     if (packed) {
       sequence = min(first + sequence_of(p.cu_seqlens_q + first, last - first, place), last - 1);
     } else {
@@ -85,7 +86,7 @@ class GroupJob {
     }
     return keys;
   }
-  // The index of a row's results, in units of rows.
+  // The index of a row's sums among the sums of all rows and splits.
   __device__ __forceinline__ std::int64_t index(const AttentionParams& p, const SplitCall& call, int number) const {
     const std::int64_t row = first_row + number;
     return ((first_place + row / heads) * p.num_q_heads + kv_head * heads + row % heads) * call.splits + split;
@@ -93,11 +94,11 @@ class GroupJob {
 
   unsigned split;
   int kv_head, heads;               // heads: number of query heads per key head
-  std::int64_t group, first, last;  // the group's number; its sequences are [first, last)
+  std::int64_t group, first, last;  // number of the group; range of its sequences
   std::int64_t first_place, first_row, last_row;
 
  private:
-  // The place of a sequence's first query among all queries.
+  // Returns the index of a sequence's first query among the queries of all sequences.
   static __device__ __forceinline__ std::int64_t place_of_sequence(const AttentionParams& p, std::int64_t sequence) {
     if (p.cu_seqlens_q == nullptr) return sequence * p.q_tokens;
     return clamp_to(p.cu_seqlens_q[sequence], 0, p.q_tokens);
@@ -108,8 +109,8 @@ class GroupJob {
   }
 };
 
-// Returns the keys of a split that any row of a block of threads sees. [least, most): the keys that this thread's rows
-// see. `memory`: shared memory for two ints per warp.
+// Returns the range of keys of a split that the rows of a block of threads see together. [least, most) is the range
+// that this thread's rows see. `memory` is shared memory for two ints per warp.
 template <int kWarps>
 __device__ __forceinline__ AttentionRange keys_of_block(int* memory, unsigned split, int least, int most) {
   least = __reduce_min_sync(~0u, least);
@@ -124,7 +125,7 @@ __device__ __forceinline__ AttentionRange keys_of_block(int* memory, unsigned sp
     least = min(least, memory[warp]);
     most = max(most, memory[kWarps + warp]);
   }
-  __syncthreads();  // the memory is reused afterwards
+  __syncthreads();  // so the caller may overwrite `memory`
   return {max(std::int64_t{least}, attention_split_begin(split)),
           min(std::int64_t{most}, attention_split_begin(split + 1))};
 }
@@ -144,7 +145,7 @@ class GroupRows : MmaForward<T, Tile> {
     for (int r = 0; r < 2; ++r) {
       std::int64_t offset;
       const AttentionRange keys = job_.row(p_, this->row_of_thread(r), &offset);
-      // load_queries() reads these offsets. Later walk() overwrites them with offsets of keys.
+      // load_queries() reads these offsets of queries. Later walk() stores offsets of keys in the same memory.
       if (this->quad_lane() == 0) this->offsets(0, 0)[this->row_of_thread(r)] = offset;
       sees_[r][0] = static_cast<int>(keys.first);
       sees_[r][1] = static_cast<int>(keys.last);
@@ -167,7 +168,7 @@ class GroupRows : MmaForward<T, Tile> {
   using Rows = MmaForward<T, Tile>;
   using Rows::p_, Rows::sees_, Rows::reference_, Rows::chains_, Rows::sums_;
 
-  // Stores the results of rows that see a key of the split. The merge reads only the results of these rows.
+  // Stores the sums of the split for those rows that see any of its keys. The merge reads no sums of other rows.
   __device__ __forceinline__ void store() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -1,6 +1,6 @@
-// attention, forward, of sequences with few queries by wgmma, for SM90: the splits that lie in the shared pages of a
-// group. A warpgroup computes one split for 64 rows of the group, and a warp loads pages by TMA. The results have the
-// same bits as those of groups.cuh.
+// The forward of attention for sequences with few queries and a shared prefix, by wgmma, for SM90. This file computes
+// the splits of keys that lie in the shared pages of a group of sequences. A warpgroup computes one split for 64 rows
+// of the group, and a warp loads pages by TMA. The results have the same bits as those of groups.cuh.
 #pragma once
 
 #include "../forward_sm90.cuh"
@@ -12,9 +12,9 @@ namespace {  // each architecture compiles its own copy of this code
 template <int kColumns_>
 struct WgmmaGroupTile : WgmmaTile<kColumns_> {
   using Wgmma = WgmmaTile<kColumns_>;
-  // Four warps multiply, and one warp loads.
+  // A block of threads has five warps: four multiply, and one loads.
   static constexpr int kRows = 64, kWarps = 5, kThreads = 32 * kWarps, kTotalBytes = 0;
-  // Two blocks of threads fit on a multiprocessor, and hide each other's waits.
+  // With so few stages, two blocks of threads fit on a multiprocessor and hide each other's waits.
   static constexpr int kStages = kColumns_ > 64 ? 1 : 2;
   static constexpr int kValuesAt = Wgmma::kKeysAt + kStages * Wgmma::kTileBytes;
   static constexpr int kBarriersAt = kValuesAt + kStages * Wgmma::kTileBytes;
@@ -47,7 +47,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
       m_[r] = -infinity();
       l_[r][0] = l_[r][1] = 0.0f;
     }
-    WgmmaWork work = {};  // blocks that both rows of this thread see need no mask
+    WgmmaWork work = {};  // only its range of keys that both rows of this thread see is used
     work.all_first = max(this->sees_first_[0], this->sees_first_[1]);
     work.all_last = min(this->sees_last_[0], this->sees_last_[1]);
     int keeps = 0;
@@ -83,7 +83,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
   using Rows = WgmmaRows<T, Tile, kExp>;
   using Rows::p_, Rows::shared_, Rows::at_, Rows::m_, Rows::l_, Rows::o_, Rows::thread_;
 
-  // Loads the 16 queries of this warp. `offset`: in lane i < 16, the offset of the warp's row i.
+  // Loads the 16 queries of this warp. Lane i < 16 passes the offset in q of the warp's row i.
   __device__ __forceinline__ void load_queries(std::int64_t offset) const {
     const auto* q = in_memory(static_cast<const typename T::Storage*>(p_.q.data));
     constexpr int kChunks = Tile::kColumns / 8;
@@ -99,7 +99,7 @@ class WgmmaGroupRows : WgmmaRows<T, Tile, kExp> {
     fence_for_tma();
     asm volatile("bar.sync 1, 128;" ::: "memory");
   }
-  // Stores the results of rows that see a key of the split. The merge reads only the results of these rows.
+  // Stores the sums of the split for those rows that see any of its keys. The merge reads no sums of other rows.
   __device__ __forceinline__ void store(const SplitCall& call, const GroupJob<Tile::kRows>& job) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 2)
       std::int64_t of_row;
       const AttentionRange keys = job.row(p, rows.row_of_thread(r), &of_row);
       rows.see(r, keys);
-      // Passes the offset of the warp's row i to lane i < 16.
+      // Gives lane i < 16 the offset of the warp's row i.
       const std::int64_t of_lane = __shfl_sync(~0u, of_row, threadIdx.x % 8 * 4);
       if (threadIdx.x % 32 / 8 == static_cast<unsigned>(r)) offset = of_lane;
       if (keys.empty()) continue;

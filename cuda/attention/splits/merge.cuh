@@ -1,5 +1,5 @@
-// attention, forward, for sequences with few queries: the two launches of a call, first the splits and then their
-// merge.
+// The forward of attention for sequences with few queries: the two launches of a call. The first launch computes the
+// sums m, l and O of each split of the keys. The second launch merges the splits of each row.
 #pragma once
 
 #include "../../common/dependent_launch.cuh"
@@ -8,15 +8,15 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// Merges the splits of a row, which is one head of a token, by one warp. `sees`: the keys that the row sees. `row`: the
-// row's index in out. `at`: the index of the result of the row's split 0.
+// Merges the splits of a row (a query of one head) by one warp. `sees` is the range of keys that no mask hides from the
+// row, and `row` is the row's index in `out`. `at` is the index of the sums of the row's split 0.
 template <class T, int kColumns = kMaxHeadDim>
 __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitCall& call, const AttentionRange& sees,
                                           std::int64_t sequence, std::int64_t token, std::int64_t head,
                                           std::int64_t row, std::int64_t at) {
   const bool used = !sees.empty();
-  // The loads of eight splits are in flight at once. If a split were loaded after the merge of the previous one, each
-  // would wait for L2.
+  // The loads of eight splits are in flight at once. If each split were loaded only after the merge of the previous
+  // split, the warp would wait for L2 once per split.
   constexpr int kAtOnce = 8, kVec4s = kColumns / 128;
   const int lane = threadIdx.x % 32;
   float m = -infinity(), l = 0.0f, o[kVec4s][4] = {};
@@ -77,15 +77,15 @@ __device__ __forceinline__ void merge_row(const AttentionParams& p, const SplitC
 }
 
 // Merges a row's splits by a block of 128 threads, for calls with few rows. A thread has every 128th column, so the
-// loads of many splits can be in flight. Each lane computes the merge factors of one split. For these factors it needs
-// the reference of all earlier splits, which is a prefix maximum over lanes.
+// loads of many splits can be in flight. Each lane computes the merge factors of one split. They depend on the largest
+// reference m of all earlier splits, which is a prefix maximum over lanes.
 template <class T, int kColumns>
 __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, const SplitCall& call,
                                                    const AttentionRange& sees, std::int64_t sequence,
                                                    std::int64_t token, std::int64_t head, std::int64_t row,
                                                    std::int64_t at) {
   const bool used = !sees.empty();
-  constexpr int kShare = kColumns / 128, kAtOnce = 24 / kShare;  // the loads of kAtOnce splits are in flight at once
+  constexpr int kShare = kColumns / 128, kAtOnce = 24 / kShare;  // this many splits are loaded at once
   const int lane = threadIdx.x % 32, column = threadIdx.x;
   float m = -infinity(), l = 0.0f, o[kShare] = {};
   const int last = used ? static_cast<int>(attention_splits(sees.last)) : 0;
@@ -148,8 +148,8 @@ __device__ __forceinline__ void merge_row_by_block(const AttentionParams& p, con
   }
 }
 
-// Merges each row by a warp or, if kByBlock, by a block of threads. Every row is written, including rows outside every
-// sequence and rows of queries that are not in use.
+// Merges each row by a warp or, if kByBlock, by a block of threads. The kernel writes every row, even rows outside
+// every sequence and rows of queries that are not in use.
 constexpr std::int64_t kFewMergedRows = 128;  // with more rows than this, a merge by warps is faster
 template <class T, int kColumns, bool kByBlock>
 __global__ void __launch_bounds__(128)
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(128)
   const std::int64_t head = row % p.num_q_heads, at = row * call.splits;
   const AttentionQuery query(p, row / p.num_q_heads);
   wait_for_previous_kernel();
-  allow_next_kernel();  // not before the wait: with splits still running, blocks would spread unevenly
+  allow_next_kernel();  // after the wait: the next kernel's blocks would spread unevenly while splits run
   if constexpr (kByBlock) {
     merge_row_by_block<T, kColumns>(p, call, query.sees, query.sequence, query.token, head, row, at);
   } else {

@@ -1,8 +1,9 @@
-// attention, forward, of sequences with few queries by mma.sync, for SM80 and later: decode, and short chunks of
-// queries with many keys. A block of threads computes 16 rows for one canonical split of the keys; a second kernel
-// merges the splits. Four warps share a block of keys. Shared memory holds one block of K and one of V, which cp.async
-// loads. So three blocks of threads fit on a multiprocessor and hide each other's waits. Four blocks of threads fit if
-// a block of V is loaded in two halves. Bound by HBM; numbers: README.md.
+// The forward of attention for sequences with few queries by mma.sync, for SM80 and later: decode, and short chunks of
+// queries with many keys. A block of threads computes 16 rows for one split of the keys. Rule 6 of docs/numerics.md
+// fixes where splits begin. A second kernel merges the splits. Four warps share a block of keys. Shared memory holds
+// one block of K and one of V, which cp.async loads. So three blocks of threads fit on a multiprocessor and hide each
+// other's waits. Four blocks of threads fit if a block of V is loaded in two halves. HBM limits the speed. README.md
+// has measurements.
 #pragma once
 
 #include "groups.cuh"
@@ -21,15 +22,16 @@ struct SplitTile : SplitShape<kColumns_, 1> {
   static constexpr int kThreads = 32 * Shape::kWarps;
   static constexpr int kParts = kParts_, kPartKeys = Shape::kKeys / kParts, kBlocksTogether = kParts > 1 ? 4 : 1;
   using Offset = std::conditional_t<(kParts > 1), std::uint32_t, std::int64_t>;
-  // Offsets in shared memory: K and V; the offsets of keys in K and in V, for two blocks; results.
+  // Places in shared memory: a block of K; a block of V; for the keys of two blocks, their offsets in the arrays of K
+  // and V; probabilities, maxima, sums of probabilities and factors.
   static constexpr int kValuesAt = Shape::kOperandBytes;
   static constexpr int kOffsetsAt = kValuesAt + Shape::kOperandBytes / kParts;
   static constexpr int kOffsetBytes = (kParts > 1 ? 3 : 4) * Shape::kKeys * static_cast<int>(sizeof(Offset));
   static constexpr int kWeightsAt = kOffsetsAt + kOffsetBytes, kMaximaAt = kWeightsAt + Shape::kWeightBytes;
   static constexpr int kSumsAt = kMaximaAt + Shape::kMaximaBytes, kFactorsAt = kSumsAt + Shape::kSumBytes;
   static constexpr int kBytes = kFactorsAt + Shape::kFactorBytes;
-  static_assert(Shape::kRows * Shape::kRowBytes * kParts <= Shape::kOperandBytes);  // queries are loaded into V's
-                                                                                    // memory first
+  static_assert(Shape::kRows * Shape::kRowBytes * kParts <= Shape::kOperandBytes);  // queries are loaded to V's place
+                                                                                    // first
   static_assert(kParts == 1 || (kBytes + 1024) * 4 <= 228 * 1024);
   static __device__ __forceinline__ std::uint32_t chunk(std::uint32_t operand, int row, int chunk) {
     return chunk_of<SplitTile>(operand, row, chunk);
@@ -59,7 +61,7 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     k_head_ = attention_head<T>(p_.k, kv_head_);
     v_head_ = attention_head<T>(p_.v, kv_head_);
-    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // makes the compiler compute both addresses only once
+    asm volatile("" : "+l"(k_head_), "+l"(v_head_));  // so the compiler computes each address only once
     if constexpr (Tile::kMixed) {
       const auto rows = static_cast<unsigned>(this->places_of(span)) * this->call_.group;
       const unsigned step = this->call_.tiles * Tile::kRows;
@@ -68,12 +70,12 @@ class SplitByCopies : SplitRows<T, Tile> {
         const bool found = this->find_rows(span, first);
         this->store_unused();
         if (found) compute(span);
-        __syncthreads();  // the next tile overwrites memory that the current tile reads
+        __syncthreads();  // the next tile overwrites the current tile's memory
       }
     } else if constexpr (Tile::kShares) {
       do {
         compute(span);
-        __syncthreads();  // the next split overwrites memory that the current split reads
+        __syncthreads();  // the next split overwrites the current split's memory
       } while (this->find_next(span));
     } else {
       compute(span);
@@ -91,14 +93,15 @@ class SplitByCopies : SplitRows<T, Tile> {
   }
   __device__ __forceinline__ std::uint32_t keys_at() const { return shared_; }
   __device__ __forceinline__ std::uint32_t values_at() const { return shared_ + Tile::kValuesAt; }
-  // Offsets of the rows of K (which = 0) or V (which = 1), for even or odd blocks. If V has parts, even and odd blocks
-  // share one array of K's offsets: a block's offsets are read before the next block's are stored.
+  // Offsets of the rows of K (which = 0) or V (which = 1), for even or odd blocks (parity 0 or 1). If V has parts, even
+  // and odd blocks share one array for K, since a block's offsets are read before the next block's offsets are stored.
   using Offset = typename Tile::Offset;
   __device__ __forceinline__ Offset* offsets(int which, int parity) const {
     const int at = Tile::kParts > 1 ? which * (1 + parity) : which * 2 + parity;
     return reinterpret_cast<Offset*>(memory_ + Tile::kOffsetsAt) + at * Tile::kKeys;
   }
-  // A 32-bit offset counts units of 16 bytes.
+  // narrow() converts an offset to the type that shared memory holds, and widen() converts it back. A 32-bit offset
+  // counts units of 16 bytes.
   static __device__ __forceinline__ Offset narrow(std::int64_t offset) {
     if constexpr (sizeof(Offset) == 8) return offset;
     return offset > kZeroRow ? static_cast<Offset>(offset / 8) : offset == kNoPage ? ~0u : ~1u;
@@ -155,10 +158,9 @@ class SplitByCopies : SplitRows<T, Tile> {
     }
     copy_async_commit();
   }
-  // Starts the copies of rows, all of which are in memory. A thread copies one chunk of 16 bytes, always the same, of
-  // every kRowsAtOnce-th row. The thread first reads the offsets of several rows: if reads followed copies, the
-  // compiler would wait for each offset. The thread stores nothing between copies, since stores would take more
-  // instructions than the copies.
+  // Starts the copies of rows that all exist in memory. From every kRowsAtOnce-th row, a thread copies the same chunk
+  // of 16 bytes. The thread first reads the offsets of several rows. If reads alternated with copies, the compiler
+  // would wait for each offset. Rows that do not exist need stores, which would take more instructions than the copies.
   template <int kRowsOfAll>
   __device__ __forceinline__ void copy_rows(const typename T::Storage* head, int dim, const Offset* from,
                                             std::uint32_t to) const {
@@ -179,7 +181,7 @@ class SplitByCopies : SplitRows<T, Tile> {
       }
     }
   }
-  // Clears columns past head_dim, which no copy writes. Columns of V past value_dim may hold anything, since they
+  // Clears the columns past head_dim, which no copy writes. Columns of V past value_dim may hold any values, since they
   // affect no result.
   __device__ __forceinline__ void clear_columns() const {
     const int begin = static_cast<int>(p_.head_dim) / 8;
@@ -208,7 +210,7 @@ class SplitByCopies : SplitRows<T, Tile> {
 #pragma unroll 1
     for (; block < last_key_; block += Tile::kKeys) {
       copy_async_wait<0>();
-      __syncthreads();  // K has arrived; all warps have read the last block's V and its offsets
+      __syncthreads();  // K has arrived; the previous block's V has been read
       load<false>(block, whole);
       const bool in_memory = locate(span, block + Tile::kKeys, page);
       page = fetch_page(span, block + 2 * Tile::kKeys);
@@ -255,7 +257,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocksTogether)
                            bool vectors) {
   extern __shared__ __align__(128) unsigned char memory[];
   SplitByCopies<T, Tile>(p, call, memory, vectors).run();
-  // The merge waits only for this kernel. So this kernel waits for the kernel of the shared splits.
+  // The merge waits only for this kernel, but also needs the shared splits. So this kernel ends after their kernel.
   if (Tile::kShares && blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
 }
 

@@ -1,8 +1,8 @@
-// attention, forward, of sequences with few queries, for SM90. Eight warps process two blocks of keys at a time. Four
-// more warps load K and V by TMA; a box is a page, or the part of a page that lies in the block of keys. The kernel
-// serves calls with so few splits that each split can have a multiprocessor of its own. These calls are bound by the
-// latency of the steps over blocks of keys, which run one after another. The results have the same bits as those of
-// mma.cuh. Numbers: README.md.
+// The forward of attention for sequences with few queries, for SM90. Eight warps process two blocks of keys (a pair) at
+// a time. Four more warps load K and V by TMA; a box is a page, or the part of a page that lies in the block of keys.
+// The kernel serves calls with so few splits that each split can have a multiprocessor of its own. Latency limits the
+// speed of such calls, since the steps over blocks of keys run one after another. The results have the same bits as
+// those of mma.cuh. README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,12 @@ namespace {  // each architecture compiles its own copy of this code
 template <int kColumns_>
 struct PairTile : SplitShape<kColumns_, 2> {
   using Shape = SplitShape<kColumns_, 2>;
-  static constexpr int kLoaders = 4, kSlots = 3;  // number of loading warps; of slots, each for a pair of blocks of K
-                                                  // or V
+  static constexpr int kLoaders = 4, kSlots = 3;  // loading warps; slots, each for a pair of K or of V
   static constexpr int kThreads = 32 * (Shape::kWarps + kLoaders);
   static constexpr bool kAllowsNext = true;
   static constexpr int kPanels = kColumns_ / 64, kPanelBytes = Shape::kKeys * 128;  // panels of 64 columns
   static constexpr int kSlotBytes = 2 * Shape::kOperandBytes;
-  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries are loaded into the memory of the
+  static constexpr int kQueryBytes = Shape::kRows * Shape::kRowBytes;  // queries are loaded to the place of
                                                                        // probabilities
   static constexpr int kWeightsAt = kSlots * kSlotBytes;
   static constexpr int kMaximaAt = kWeightsAt + (Shape::kWeightBytes > kQueryBytes ? Shape::kWeightBytes : kQueryBytes);
@@ -39,11 +38,11 @@ struct PairTile : SplitShape<kColumns_, 2> {
 
 struct PairMaps {
   CUtensorMap k, v;
-  std::int32_t box;  // tokens of a box: as many as a page has, at most those of a block of keys
+  std::int32_t box;  // tokens of a box: a page, or at most a block of keys
 };
 
-// Barriers at the start. One loading warp initialises the mbarriers. The loading warps then synchronise with each other
-// and start, so the multiplying warps do not delay the first loads.
+// Barriers at the start. One loading warp initialises the mbarriers. The loading warps then wait only for each other,
+// so the multiplying warps do not delay the first loads.
 __device__ __forceinline__ void begin_loading() {
   asm volatile("bar.sync 2, 128;" ::: "memory");
   asm volatile("bar.arrive 3, 384;" ::: "memory");
@@ -93,7 +92,7 @@ class SplitByPairs : SplitRows<T, Tile> {
   __device__ __forceinline__ std::uint32_t operand(int slot, int which) const {
     return shared_ + slot * Tile::kSlotBytes + which * Tile::kOperandBytes;
   }
-  // Whether TMA loads all rows of a slot's pair of blocks, and every row is an existing key.
+  // A flag in shared memory: TMA loads all rows of a slot's pair of blocks, and every row is an existing key.
   __device__ __forceinline__ volatile int& whole(int slot) const {
     return reinterpret_cast<volatile int*>(memory_ + Tile::kWholeAt)[slot];
   }
@@ -101,7 +100,7 @@ class SplitByPairs : SplitRows<T, Tile> {
   // A barrier of the warps that multiply.
   __device__ __forceinline__ void meet() const { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
-  // A lane's box of a pair of blocks: the box's first key, and its page.
+  // A box of a pair of blocks: its first key and its page. Each lane describes one box.
   struct Box {
     bool exists;
     int key, page;
@@ -173,7 +172,7 @@ class SplitByPairs : SplitRows<T, Tile> {
           const auto x = AttentionGpu::fill_vec8<T>(kIsKey && chunk * 8 < p_.head_dim);
           store_shared_16(Tile::chunk(operand(slot, row / Tile::kKeys), row % Tile::kKeys, chunk), x.v[0].v);
         }
-        fence_for_tma();  // TMA later writes to the same memory
+        fence_for_tma();  // orders these stores before TMA's next writes
       }
     }
     if (kIsKey) meet();
@@ -217,7 +216,7 @@ class SplitByPairs : SplitRows<T, Tile> {
       }
       free(at.stage);
       at.advance(Tile::kSlots);
-      meet();  // all warps have stored their maxima, and have read the last pair's probabilities and sums
+      meet();  // maxima are stored; the previous pair's probabilities and sums have been read
       float factor[2][2];
       if (p_.exp == Exp::kHardware) {
         weigh<Exp::kHardware>(both, scores, factor, s);

@@ -1,8 +1,8 @@
-// attention, forward, for sequences with few queries. A block of threads computes 16 rows for one canonical split of
-// the keys. A row is a query in one of the heads that share a key head. Each warp computes the scores of 32 keys. Then
-// it sums its share of V's columns over all keys of the split, since the contract's order of additions over keys does
-// not allow several partial sums. The headers mma.cuh (SM80 and later), pairs_sm90.cuh and clusters_sm90.cuh load K and
-// V.
+// The forward of attention for sequences with few queries. A block of threads computes 16 rows for one split of the
+// keys. Rule 6 of docs/numerics.md fixes where splits begin. A row is a query in one of the heads that share a key
+// head. Each warp computes the scores of 32 keys. Then each warp sums its share of V's columns over all keys of the
+// split, since rule 6 does not allow partial sums over a part of the keys. The headers mma.cuh (SM80 and later),
+// pairs_sm90.cuh and clusters_sm90.cuh load K and V.
 #pragma once
 
 #include "../forward_mma.cuh"
@@ -11,28 +11,28 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// kWarps warps process kBlocks blocks of keys together, and four warps compute the scores of each block. With blocks of
-// 64 keys, two of these four warps compute no scores.
+// kWarps warps process kBlocks blocks of keys together. Four warps compute the scores of a block of 128 keys. A block
+// of 64 keys has only two warps that compute scores.
 template <int kColumns_, int kBlocks_>
 struct SplitShape {
   static constexpr int kColumns = kColumns_, kRows = SplitGrid::kRows, kBlocks = kBlocks_, kWarps = 4 * kBlocks;
   static constexpr int kKeys = attention_block(kColumns), kGroups = kKeys / 32;
   static constexpr int kSteps = kColumns / 16,
-                       kShare = kColumns / kWarps / 8;  // steps of 16 columns of a score; tiles of 8 columns in a
-                                                        // warp's sums
+                       kShare = kColumns / kWarps / 8;  // a score has kSteps steps of 16 columns; a warp sums kShare
+                                                        // times 8 columns of V
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
-  static constexpr bool kPartial = false;     // whether results are stored in the layout of partials
+  static constexpr bool kPartial = false;     // whether the caller wants partials: the sums of single splits
   static constexpr bool kMixed = false;       // whether the kernel serves a mixed batch
   static constexpr bool kShares = false;      // whether another kernel computes the splits that a group shares
-  static constexpr bool kAllowsNext = false;  // whether the next kernel may begin early in calls without a merge, too
-  // Bytes of shared memory for probabilities, maxima, sums and factors.
+  static constexpr bool kAllowsNext = false;  // whether calls without a merge let the next kernel begin early
+  // Bytes of shared memory for probabilities, largest scores, sums of probabilities, and factors for rescaling.
   static constexpr int kWeightBytes = kBlocks * kKeys / 16 * 512, kMaximaBytes = kWarps * 16 * 4;
   static constexpr int kSumBytes = kBlocks * kGroups * 16 * 8 * 4, kFactorBytes = kBlocks * 16 * 4;
 };
 
-// Divides numbers below 2^31 by means of a multiplication. A block of threads needs ten divisions, one after another,
-// before it loads its first keys. An ordinary integer division takes about twenty dependent instructions.
+// Divides numbers below 2^31 by means of a multiplication. A block of threads needs ten dependent divisions before it
+// loads its first keys. An ordinary integer division takes about twenty dependent instructions.
 struct Divisor {
   std::uint32_t value = 0, factor = 0, shift = 0;
 
@@ -47,7 +47,7 @@ struct Divisor {
   friend RLK_HD std::uint32_t operator%(std::uint32_t n, const Divisor& d) { return n - n / d * d.value; }
 };
 
-// A launch of splits. Results of row (token, head) in split s: m and l lie at rows[row][s][2], and O at
+// Arguments of a launch of splits. For row (token, head) and split s, m and l are stored at rows[row][s][2], and O at
 // sums[row][s][value_dim].
 struct SplitCall {
   std::uint32_t tiles, splits;    // as in SplitGrid; in a mixed batch `tiles` is MixedGrid::slots
@@ -56,21 +56,21 @@ struct SplitCall {
   bool merges;                    // as in SplitGrid
   float* rows;
   float* sums;
-  std::uint32_t of_split = 0;  // blocks per split if the last splits come first, else 0
+  std::uint32_t of_split = 0;  // blocks of threads per split if the last splits begin first, else 0
   Divisor by_tiles{tiles}, by_splits{splits}, by_stride{stride}, by_heads{kv_heads}, by_group{group};
   Divisor by_blocks{of_split}, by_slot{group + static_cast<std::uint32_t>(SplitGrid::kRows)};
 };
 
-// Returns the first slot of a packed sequence s: floor(first row / kRows) + s. So no sum over earlier sequences is
-// needed.
+// Returns the number of the first tile of a packed sequence s: floor(first row / kRows) + s. This formula needs no sum
+// over earlier sequences, but some numbers have no rows.
 __device__ __forceinline__ unsigned first_row_slot(const AttentionInput& p, unsigned group, unsigned sequence) {
   const int row = min(max(p.cu_seqlens_q[sequence], 0), static_cast<int>(p.q_tokens));
   return row * group / SplitGrid::kRows + sequence;
 }
 
-// Returns the number of splits that a group reads once for all its rows (groups.cuh). The keys of these splits lie in
-// the shared pages, and every sequence of the group has these keys. `span`: any sequence of the group. All lanes of a
-// warp call this function.
+// Returns the number of shared splits of a group of sequences, which groups.cuh computes for 64 rows of the group at a
+// time. The keys of these splits lie in the shared pages, and every sequence of the group has these keys. `span`: any
+// sequence of the group. All lanes of a warp call this function.
 __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, const AttentionSpan& span) {
   if (p.group_offsets == nullptr || span.prefix == 0) return 0;
   const std::int64_t first = clamp_to(p.group_offsets[span.group], 0, p.num_sequences);
@@ -84,8 +84,8 @@ __device__ __forceinline__ unsigned shared_splits(const AttentionParams& p, cons
   return static_cast<unsigned>(attention_splits(keys + std::int64_t{1}) - 1);
 }
 
-// The rows of a block of threads. Tile: a SplitShape that also has the offsets of results in shared memory (k...At) and
-// the function chunk(operand, row, chunk).
+// The rows of a block of threads. Tile is a SplitShape with two additions: places in shared memory (constants like
+// kWeightsAt) and the function chunk(operand, row, chunk).
 template <class T, class Tile>
 class SplitRows {
  public:
@@ -97,7 +97,7 @@ class SplitRows {
   }
 
  protected:
-  static constexpr int kAhead = 2;  // operands are read kAhead steps before their products
+  static constexpr int kAhead = 2;  // shared memory is read kAhead steps before the product
 
   __device__ __forceinline__ int lane() const { return threadIdx.x % 32; }
   __device__ __forceinline__ int warp() const { return threadIdx.x / 32; }
@@ -107,20 +107,20 @@ class SplitRows {
   __device__ __forceinline__ float* group_sums() const { return reinterpret_cast<float*>(memory_ + Tile::kSumsAt); }
   __device__ __forceinline__ float* factors() const { return reinterpret_cast<float*>(memory_ + Tile::kFactorsAt); }
 
-  // Returns the sequence that a tile would have if every sequence had one query.
+  // Guesses the sequence of tile `at`. The guess is right if every sequence has one query.
   __device__ __forceinline__ unsigned guess_of(unsigned at) const {
     unsigned guess = at;
     if (!Tile::kMixed) guess = p_.cu_seqlens_q != nullptr ? at - at * call_.group / call_.by_slot : at / call_.by_tiles;
     return min(guess, static_cast<unsigned>(p_.num_sequences) - 1);
   }
-  // query_of(): the number of a row's query in its sequence. head_of(): the row's query head.
+  // query_of() returns the number of a row's query in its sequence, and head_of() returns the row's query head.
   __device__ __forceinline__ unsigned query_of(unsigned row) const { return row / call_.by_group; }
   __device__ __forceinline__ unsigned head_of(unsigned row) const {
     return kv_head_ * call_.group + row % call_.by_group;
   }
-  // Prefetches lists, page numbers and queries into L2, all at once; without the prefetch, a block would wait for one
-  // after another. The guess of addresses assumes one query for each sequence. `at`: the tile's number in SplitGrid or,
-  // in a mixed batch, the sequence.
+  // Prefetches entries of the lists, page numbers and queries into L2, all at once. Without the prefetch, a block of
+  // threads would wait for one load after another. The prefetched addresses assume one query for each sequence. `at`:
+  // the tile's number in SplitGrid or, in a mixed batch, the sequence.
   __device__ __forceinline__ void prefetch(unsigned at) const {
     const bool packed = p_.cu_seqlens_q != nullptr;
     const std::int64_t sequence = guess_of(at);
@@ -159,15 +159,15 @@ class SplitRows {
     kv_head_ = static_cast<int>(of_heads % call_.by_heads);
     first_slot_ = at == 0;
     const unsigned guess = guess_of(at);
-    // The order of the two calls matters: after allow_next_kernel() the merge may begin, and it reads lists that the
-    // previous kernel may still be writing.
+    // The order of the two calls matters. After allow_next_kernel() the merge may begin, and the merge reads the lists
+    // of sequences. The previous kernel may write these lists, so it must have ended before.
     if (!Tile::kShares) wait_for_previous_kernel();
     if (Tile::kAllowsNext || call_.merges) allow_next_kernel();
     if (p_.num_sequences == 0) return false;
     if (warp() == 0) prefetch(at);
     if (p_.cu_seqlens_q != nullptr) {
-      // Finds the last sequence that begins at or before the tile. With one query for each sequence, it is the guessed
-      // sequence or the sequence before that. In this case no load waits for another load.
+      // Finds the tile's sequence: the last sequence that begins at or before the tile. With one query for each
+      // sequence, it is sequence `guess` or `guess` - 1, and three independent loads are enough.
       const auto sequences = static_cast<unsigned>(p_.num_sequences);
       unsigned low = 0, high = sequences, slot = 0;
       if (sequences > 1) {
@@ -200,8 +200,8 @@ class SplitRows {
     }
     return true;
   }
-  // Finds the tile's rows and the split's keys that these rows see. Returns whether there are any. Only then are the
-  // ranges of rows and keys valid.
+  // Finds the tile's rows and the range of the split's keys that these rows see. Returns whether the rows see any key.
+  // If not, the ranges are not valid.
   __device__ __forceinline__ bool find(const AttentionSpan& span, std::int64_t first_row) {
     first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * call_.group;
@@ -242,7 +242,7 @@ class SplitRows {
     if (first_row_ < last_row_ && !find_keys(span)) last_row_ = first_row_;
     return first_row_ < last_row_;
   }
-  // Finds the keys of the split that any of the rows sees. Returns whether there are any.
+  // Finds the range of keys of the split that the rows see together. Returns whether it has any keys.
   __device__ __forceinline__ bool find_keys(const AttentionSpan& span) {
     AttentionRange keys = span.keys_of(AttentionRange{query_of(first_row_), query_of(last_row_ - 1) + 1});
     if constexpr (Tile::kPartial) keys = span.here(keys);
@@ -250,14 +250,15 @@ class SplitRows {
     last_key_ = static_cast<int>(min(keys.last, attention_split_begin(split_ + 1)));
     return first_key_ < last_key_;
   }
-  // Finds the next split of this block of threads. Returns whether there is one.
+  // Finds the next split of this block of threads whose keys the rows see. Returns whether such a split exists.
   __device__ __forceinline__ bool find_next(const AttentionSpan& span) {
     for (split_ += call_.stride; split_ < call_.splits; split_ += call_.stride) {
       if (find_keys(span)) return true;
     }
     return false;
   }
-  // The number of a sequence's places in q. For a packed q, the last sequence's places reach to the end of q.
+  // Returns how many tokens of q a sequence has, in use or not. With packed q, the last sequence gets all tokens up to
+  // the end of q.
   __device__ __forceinline__ std::int64_t places_of(const AttentionSpan& span) const {
     if (p_.cu_seqlens_q == nullptr) return p_.q_tokens;
     if (!Tile::kMixed && sequence_ + 1 == p_.num_sequences) return p_.q_tokens - span.q_first;
@@ -282,8 +283,8 @@ class SplitRows {
     common_[1] = static_cast<int>(span.keys_of(query_of(first_row_)).last);
   }
 
-  // Whether row r of a lane may be in use. With one query per sequence and at most eight query heads per key head, no
-  // lane has a second row in use. Results of rows that are not in use are never stored.
+  // Whether row r of a lane may be in use. If the tile has at most eight rows in use, the second rows of all lanes are
+  // not in use. Results of rows that are not in use are never stored.
   __device__ __forceinline__ bool has_row(int r) const { return r == 0 || last_row_ - first_row_ > 8; }
   __device__ __forceinline__ bool has_key(const AttentionSpan& span, int key) const {
     if (Tile::kPartial && key >= span.last_key) return false;
@@ -297,7 +298,7 @@ class SplitRows {
                                                 : p_.block_table + span.sequence * p_.table_stride;
     return row[page];
   }
-  // The key's number among the keys of its table.
+  // Returns the key's number among the keys of its own table: the shared prefix's table or the sequence's table.
   __device__ __forceinline__ int number_in_table(const AttentionSpan& span, int key) const {
     if (key < span.prefix) return key;
     const int absent = Tile::kPartial ? static_cast<int>(p_.absent_keys) : 0;
@@ -371,8 +372,8 @@ class SplitRows {
       }
     }
   }
-  // Returns the largest score of a row over this warp's keys. The four lanes of the row exchange their results. r:
-  // which of the lane's two rows.
+  // Returns the largest score of the lane's row r (0 or 1) over this warp's keys. The four lanes that share the row
+  // exchange their results.
   __device__ __forceinline__ float largest(const float (&s)[4][4], int r) const {
     float most = s[0][2 * r];
 #pragma unroll
@@ -388,8 +389,8 @@ class SplitRows {
       if (lane() % 4 == 0) maxima()[warp() * 16 + lane() / 4 + 8 * r] = most;
     }
   }
-  // Updates the references with the scores of block `which` of the current blocks. Every warp updates the references of
-  // all rows.
+  // Updates the reference m of every row with the scores of block `which` of the current blocks. Every warp does this
+  // for all rows.
   template <bool kClamps>
   __device__ __forceinline__ void raise(int which, float (&factor)[2]) {
 #pragma unroll
@@ -404,16 +405,17 @@ class SplitRows {
       if (warp() == 0 && lane() % 4 == 0) factors()[which * 16 + lane() / 4 + 8 * r] = factor[r];
     }
   }
-  // Offsets in shared memory for a group of 32 keys. sums_of(): the sums of a lane's row r. weights_of(): the
-  // probabilities of a step of 16 keys.
+  // Where shared memory holds data of a group of 32 keys. sums_of(): the sums of probabilities of a lane's row r.
+  // weights_of(): the probabilities of a step of 16 keys.
   __device__ __forceinline__ int sums_of(int group, int r) const {
     return Tile::kSumsAt + ((group * 16 + lane() / 4 + 8 * r) * 8 + lane() % 4 * 2) * 4;
   }
   __device__ __forceinline__ int weights_of(int group, int step) const {
     return Tile::kWeightsAt + (group * 2 + step) * 512 + lane() * 16;
   }
-  // Turns scores into probabilities. put_sums(r, float2) stores the sums of chains 2 * (lane % 4) and the next one.
-  // put_weights(step, uint4) stores the probabilities of a step.
+  // Turns scores into probabilities. l has eight partial sums ("chains"): a key belongs to chain key % 8. put_sums(r,
+  // float2) stores what the group of 32 keys adds to chains 2 * (lane % 4) and 2 * (lane % 4) + 1. put_weights(step,
+  // uint4) stores the rounded probabilities of a step.
   template <Exp kExp, class PutSums, class PutWeights>
   __device__ __forceinline__ void probabilities(const AttentionReference (&reference)[2], float (&s)[4][4],
                                                 PutSums&& put_sums, PutWeights&& put_weights) const {
@@ -446,7 +448,7 @@ class SplitRows {
         reference, s, [&](int r, float2 x) { *reinterpret_cast<float2*>(memory_ + sums_of(group, r)) = x; },
         [&](int step, uint4 x) { *reinterpret_cast<uint4*>(memory_ + weights_of(group, step)) = x; });
   }
-  // Adds the sums of block `which` to the chains of l. Thread t of 128 has chain t % 8 of row t / 8.
+  // Adds the sums of probabilities of block `which` to the chains of l. Thread t of 128 has chain t % 8 of row t / 8.
   __device__ __forceinline__ void add_probabilities(int which, int thread) {
     const float* sums = group_sums() + which * Tile::kGroups * 128 + thread;
     float sum = add_rn(sums[0], sums[128]);
@@ -460,7 +462,7 @@ class SplitRows {
     l = add_rn(l, AttentionGpu::shuffle_xor(l, 2));
     return add_rn(l, AttentionGpu::shuffle_xor(l, 4));
   }
-  // Multiplies the sums over V by the factors of a block of keys.
+  // Multiplies the sums over V by the factors that follow from a block's new references.
   __device__ __forceinline__ void rescale(const float (&factor)[2]) {
 #pragma unroll
     for (int tile = 0; tile < Tile::kShare; ++tile) {
@@ -468,8 +470,8 @@ class SplitRows {
       for (int i = 0; i < 4; ++i) sums_[tile][i] = mul_rn(sums_[tile][i], factor[i / 2]);
     }
   }
-  // Adds part `which` of the blocks of V, weighted by its probabilities, to the sums. The part lies at `values`. A
-  // block has kParts parts.
+  // Adds a part of V, weighted by its probabilities, to the sums. The part lies at `values`. `which` counts the parts
+  // of the current blocks; each block has kParts parts.
   template <int kParts = 1>
   __device__ __forceinline__ void accumulate(int which, std::uint32_t values) {
     constexpr int kSteps = Tile::kKeys / 16 / kParts, kPairs = (Tile::kShare + 1) / 2;
@@ -509,12 +511,13 @@ class SplitRows {
     }
     return (token * p_.num_q_heads + head_of(row)) * call_.splits + split_;
   }
-  // The index of a row's results, in units of rows.
+  // The index of a row's partials among the partials of all splits and rows.
   __device__ __forceinline__ std::int64_t partial_index(unsigned row) const {
     const std::int64_t cells = (split_ - p_.first_split) * attention_rows(p_) * p_.num_q_heads;
     return cells + (first_place_ + query_of(row)) * p_.num_q_heads + head_of(row);
   }
-  // Stores rows that see a key of the split. Partials of other rows keep the values that attention_blank_kernel wrote.
+  // Stores the partials of rows that see a key of the split. Partials of other rows keep the values that
+  // attention_blank_kernel wrote.
   __device__ __forceinline__ void store_partials() const {
     const float l = sum_of_chains();
     const int of_stats = threadIdx.x / 8 % Tile::kRows, lane_of_row = of_stats % 8 * 4;
@@ -545,8 +548,8 @@ class SplitRows {
       }
     }
   }
-  // Without a merge, all threads clear the outputs of places that no query in use has. One block of threads also clears
-  // the places before the first sequence, if offsets do not begin at 0.
+  // In calls without a merge: clears the outputs of tokens of q that are not in use. One block of threads also clears
+  // the outputs before the first sequence, if offsets do not begin at 0.
   __device__ __forceinline__ void store_unused() const {
     if constexpr (!Tile::kPartial) {
       if (call_.merges) return;
@@ -571,10 +574,11 @@ class SplitRows {
     const bool packed = p_.cu_seqlens_q != nullptr;
     p_.lse[lse_index(p_, sequence_, packed ? place : place - sequence_ * p_.q_tokens, head)] = lse;
   }
-  // For calls without a merge: how a row's sums are scaled. Sums are multiplied by `factor` (of the sink), then by
-  // `inverse` = 1 / l. finish_row() computes both from m and l and stores lse. `used`: whether the row sees keys.
+  // For calls without a merge: the two factors of a row's sums. Sums are multiplied by `factor`, which comes from the
+  // sink, and then by `inverse` = 1 / l. finish_row() computes both factors from m and l, and stores lse. `used`:
+  // whether the row sees keys.
   struct RowScale {
-    float factor, inverse;  // a negative factor: sums are 0
+    float factor, inverse;  // if `factor` is negative, the row's sums count as 0
   };
   __device__ __forceinline__ RowScale finish_row(unsigned row, bool used, float m, float l) const {
     const std::int64_t head = head_of(row);
@@ -596,8 +600,8 @@ class SplitRows {
     to[0] = T::store(attention_output(none ? 0.0f : fma_rn(a, scale.factor, 0.0f), scale.inverse));
     to[1] = T::store(attention_output(none ? 0.0f : fma_rn(b, scale.factor, 0.0f), scale.inverse));
   }
-  // The threads that hold a row's chains get the row's m (+Inf: the row sees no key) through shared memory. These
-  // threads return the row's RowScale through shared memory, too.
+  // The threads that hold a row's chains read the row's m from shared memory; +Inf means that the row sees no key. One
+  // of these threads writes the row's RowScale to shared memory.
   __device__ __forceinline__ RowScale* scales() const { return reinterpret_cast<RowScale*>(maxima() + 16); }
   __device__ __forceinline__ void put_references() const {
     if (warp() != 0 || lane() % 4 != 0) return;
@@ -606,7 +610,7 @@ class SplitRows {
       maxima()[lane() / 4 + 8 * r] = sees_[r][0] < sees_[r][1] ? reference_[r].m : infinity();
     }
   }
-  // thread: 0 ... 127.
+  // `thread` is 0 ... 127.
   __device__ __forceinline__ void put_scales(int thread, float l) const {
     const unsigned row = first_row_ + thread / 8;
     if (thread % 8 != 0 || row >= last_row_) return;
@@ -666,11 +670,11 @@ class SplitRows {
   bool vectors_;
   int page_shift_;  // log2 of the page size if it is a power of 2, else -1
   unsigned split_ = 0, first_row_ = 0, last_row_ = 0;
-  unsigned end_row_ = 0;     // without a merge: the end of the tile's places, in rows
-  bool first_slot_ = false;  // whether the tile is the first of the grid
+  unsigned end_row_ = 0;     // without a merge: end of the tile's rows, in use or not
+  bool first_slot_ = false;  // whether the tile has number 0
   int sequence_ = 0, kv_head_ = 0;
-  std::int64_t first_place_ = 0;      // token of row 0, counted over all sequences of q
-  int first_key_ = 0, last_key_ = 0;  // the split's keys that any row sees
+  std::int64_t first_place_ = 0;      // index of the sequence's first token in q
+  int first_key_ = 0, last_key_ = 0;  // range of the split's keys that the rows see together
   int common_[2];                     // the range of keys that every row sees
   int sees_[2][2];
   AttentionReference reference_[2];
