@@ -132,6 +132,25 @@ def count_write(array: Any) -> None:
 _NUMPY_1 = np.__version__.startswith("1.")  # capsules of NumPy 1 do not say that an array is read-only
 
 
+def true_places(flags: Any, option: str) -> Any:
+    """The indices of the true flags of a vector. ``option`` asks to read the flags, so they must have values."""
+    if is_tensor(flags) and not is_compiling() and not _has_values(flags):
+        raise ValueError(
+            f"{option}: expected tensors whose values can be read, got a batch of torch.func.vmap, or no memory"
+        )
+    found = flags.nonzero()
+    return found[0] if isinstance(found, tuple) else found.reshape(-1)
+
+
+def _has_values(tensor: Any) -> bool:
+    functorch = torch_module()._C._functorch  # type: ignore[union-attr]
+    while not (functorch.is_batchedtensor(tensor) or tensor.is_meta or type(tensor).__name__ == "FakeTensor"):
+        if not functorch.is_functorch_wrapped_tensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
 def is_array(x: Any) -> bool:
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__") and not isinstance(x, type)
 

@@ -204,10 +204,13 @@ class TensorFrame:
         if wanted < 0:
             leading: Any = {names[0]: arrays[0]}
             require_tensors(**leading, cures=cures, optional=dict(zip(names[1:], arrays[1:], strict=True)))
+            at = next((i for i, x in enumerate(arrays) if x is not None and _C.wanted_gradients((x,)) < 0), 0)
+            if arrays[at].is_neg():
+                raise ValueError(f"{names[at]}: has torch's negative bit; call .resolve_neg()")
             if out:
                 raise ValueError("out: cannot be given under torch.compile, torch.func or a dispatch mode")
-            kind = type(arrays[0]).__name__
-            raise TypeError(f"{names[0]}: expected a plain torch.Tensor in eager mode, got {kind} or a trace")
+            kind = type(arrays[at]).__name__
+            raise TypeError(f"{names[at]}: expected a plain torch.Tensor in eager mode, got {kind} or a trace")
         prepare(arrays[0])
 
     @property

@@ -260,6 +260,8 @@ def test_bad_input() -> None:
         r"lengths: expected shape \[2\] \(that of tensors\), got \[3\]": lambda: rk.pack(x, torch.tensor([1, 2, 3])),
         r"mask: expected shape \[2, 5\] \(that of tensors\), got \[3, 5\]": lambda: rk.pack(x, mask=torch.ones(3, 5)),
         r"lengths: expected shape \[2\] \(that of tensors\), got \[1\]": lambda: rk.pack(x.numpy(), np.array([1])),
+        "lengths: expected a torch.Tensor, got ndarray": lambda: rk.pack(x.clone().requires_grad_(), np.array([5, 2])),
+        "mask: expected a torch.Tensor, got ndarray": lambda: rk.pack(x.clone().requires_grad_(), mask=np.ones((2, 5))),
         "max_tokens: expected an integer of 64 bits, got one of 100 bits": lambda: rk.pack(
             x, lengths, max_tokens=10**30
         ),

@@ -145,8 +145,8 @@ def _splits(a: dict[str, Any], count: int | None) -> Iterator[tuple[tuple[int, .
     own = a.get("splits")
     q, k, v = (a[n].numbers for n in "qkv")
     dtype = a["q"].dtype
-    flat = [x.reshape(-1, *x.shape[-2:]) for x in (q, k, v)]
-    group = q.shape[-2] // k.shape[-2]
+    flat = [x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in (q, k, v)]
+    group = q.shape[-2] // max(k.shape[-2], 1)
     window = math.inf if a.get("window_size") is None else int(a["window_size"])
     for rows, keys in _sequences(a, own):
         numbers = range(len(keys) and sum(split_begin(s) < len(keys) for s in range(64))) if count is None else (
@@ -283,9 +283,9 @@ def _attention(a: dict[str, Any], found: list[Any]) -> str:
         return _not_canonical(stats) or _not_canonical(sums)
     out = found[0]
     heads = a["q"].numbers.shape[-2]
-    flat = out.numbers.reshape(-1, heads, out.numbers.shape[-1])
+    flat = out.numbers.reshape(math.prod(a["q"].numbers.shape[:-2]), heads, out.numbers.shape[-1])
     lses = found[1].numbers if a.get("return_lse") else None
-    flat_lse = None if lses is None else np.moveaxis(lses, -2, -1).reshape(-1, heads)
+    flat_lse = None if lses is None else np.moveaxis(lses, -2, -1).reshape(len(flat), heads)
     sinks = None if a.get("sinks") is None else a["sinks"].numbers
     rows: dict[tuple[int, int], list[Split]] = {}
     for (_, row, head), split in _splits(a, None):
@@ -317,11 +317,11 @@ def _attention_merge(a: dict[str, Any], found: list[Any]) -> str:
     order = np.argsort(numbers)
     heads, width = sums.numbers.shape[-2:]
     out = found[0]
-    flat = out.numbers.reshape(-1, heads, width)
+    flat = out.numbers.reshape(math.prod(out.numbers.shape[:-2]), heads, width)
     m, l = (stats.numbers[..., i].reshape(len(order), len(flat), heads)[order] for i in range(2))  # noqa: E741
     o = sums.numbers.reshape(len(order), len(flat), heads, width)[order]
     lses = found[1].numbers if a.get("return_lse") else None
-    flat_lse = None if lses is None else np.moveaxis(lses, -2, -1).reshape(-1, heads)
+    flat_lse = None if lses is None else np.moveaxis(lses, -2, -1).reshape(len(flat), heads)
     sinks = None if a.get("sinks") is None else a["sinks"].numbers
     for row, head in itertools.product(range(len(flat)), range(heads)):
         parts = [(float(m[s, row, head]), float(l[s, row, head]), o[s, row, head]) for s in range(len(order))]

@@ -129,3 +129,37 @@ def test_errors_are_the_extensions() -> None:
         gated(torch.zeros(2, 3))
     with pytest.raises(RuntimeError, match="missing value for argument 'activation'"):
         GATED(torch.zeros(2, 4), None)
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+OF_FRAMES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "linear_logprob_partial": (("hidden", "weight_shard", "target"), {"vocab_start": 0, "vocab_size": 9}),
+    "logprob_partial": (("logits",), {"vocab_start": 0, "vocab_size": 9}),
+    "logprob_backward": (("logits",), {"dlogprob": torch.ones(4)}),
+    "linear_weight_grad": (("dy", "x"), {"out": torch.zeros(9, 16)}),
+}
+
+
+@pytest.mark.parametrize("operator", OF_FRAMES)
+def test_a_call_without_a_dispatcher_names_the_tensor_that_it_cannot_read(operator: str) -> None:
+    """The error named the first argument for any other."""
+    logits, hidden, ids = torch.ones(4, 9), torch.ones(4, 16), torch.zeros(4, dtype=torch.int64)
+    arrays = {
+        "linear_logprob_partial": [hidden, torch.ones(9, 16), ids], "logprob_partial": [logits, ids],
+        "logprob_backward": [logits, ids, torch.ones(4)], "linear_weight_grad": [logits, hidden],
+    }[operator]  # fmt: skip
+    names, how = OF_FRAMES[operator]
+    for i, name in enumerate(names):
+        given = list(arrays)
+        given[i] = torch._neg_view(-given[i])
+        with pytest.raises(ValueError, match=f"^{name}: has torch's negative bit; call .resolve_neg"):
+            getattr(rk, operator)(*given, **how)
+        given[i] = arrays[i].as_subclass(Subclass)
+        words = (
+            "out: cannot be given" if "out" in how else f"{name}: expected a plain torch.Tensor in eager mode, got S"
+        )
+        with pytest.raises((TypeError, ValueError), match=f"^{words}"):
+            getattr(rk, operator)(*given, **how)

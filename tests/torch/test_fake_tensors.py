@@ -225,3 +225,37 @@ def test_fake_tensors_of_a_gpu_need_none() -> None:
         assert rk.linear_logprob(hidden, hidden, target).shape == (3,)
         with pytest.raises(TypeError, match=r"^x: expected dtype bfloat16 or float16 on cuda:0"):
             rk.linear(hidden.float(), hidden.float())
+
+
+# Calls that read ids or a status after they ran.
+CHECKED: dict[str, Callable[..., Any]] = {
+    "embedding": lambda x, ids, **how: rk.embedding(ids, x.new_zeros(9, 3), **how),
+    "logprob": lambda x, ids, **how: rk.logprob(x, ids, **how),
+    "linear_logprob": lambda x, ids, **how: rk.linear_logprob(x, x.new_zeros(9, x.shape[-1]), ids, **how),
+    "linear_cross_entropy": lambda x, ids, **how: rk.linear_cross_entropy(x, x.new_zeros(9, x.shape[-1]), ids, **how),
+}
+
+
+@pytest.mark.parametrize("how", [{"check": True}, {"on_bad_id": "raise"}], ids=str)
+@pytest.mark.parametrize("operator", CHECKED)
+def test_a_check_of_values_is_refused_where_there_are_none(operator: str, how: dict[str, Any]) -> None:
+    """vmap raised torch's error about nonzero; meta and fake tensors other ones."""
+
+    def call(x: Any, ids: Any) -> Any:
+        return CHECKED[operator](x, ids, **how)
+
+    x, ids = torch.linspace(-1.0, 1.0, 2 * 3 * 9).view(2, 3, 9), torch.zeros(2, 3, dtype=torch.int64)
+    want = call(x[0], ids[0])
+    assert torch.equal(torch.compile(call, backend="eager")(x[0], ids[0]), want)
+    if operator != "embedding":
+        assert torch.func.grad(lambda y: call(y, ids[0]).sum())(x[0]).shape == x[0].shape
+    message = rf"^{next(iter(how))}: expected tensors whose values can be read, got"
+    for way in (
+        lambda: torch.func.vmap(call)(x, ids),
+        lambda: torch.func.vmap(torch.func.grad(lambda y, i: call(y, i).sum()))(x, ids),
+        lambda: call(x[0].to("meta"), ids[0].to("meta")),
+    ):
+        with pytest.raises(ValueError, match=message):
+            way()
+    with FakeTensorMode(), pytest.raises(ValueError, match=message):
+        call(torch.zeros(3, 9), torch.zeros(3, dtype=torch.int64))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import _call, _check
+from .. import _call, _check, _dispatch
 from .._dispatch import SAME, code_or_same, option_code
 from .._native import functions
 from .._operator import Operator, linear
@@ -153,17 +153,18 @@ def embedding(
         else:
             (y,) = _call.call_with_main_grad(_FORWARD, (ids, weight), where, main_grad, code)
     if check or on_bad_id == "raise":
-        _raise_for_bad_id(ids, vocab_start + weight.shape[0] if vocab_size is None else vocab_size)
+        size = vocab_start + weight.shape[0] if vocab_size is None else vocab_size
+        _raise_for_bad_id(ids, size, "check" if check else "on_bad_id")
     return y
 
 
-def _raise_for_bad_id(ids: Any, vocab_size: int) -> None:
+def _raise_for_bad_id(ids: Any, vocab_size: int, option: str) -> None:
     flat = (ids if hasattr(ids, "reshape") else np.from_dlpack(ids)).reshape(-1)
     # No int32 id reaches a vocab_size of 2^31 or more, so the comparison is left out: frameworks disagree about its
     # result.
     comparable = vocab_size < 1 << 31 or "64" in str(flat.dtype)
-    bad = ((flat < 0) | (flat >= vocab_size) if comparable else flat < 0).nonzero()
-    tokens = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)
+    bad = (flat < 0) | (flat >= vocab_size) if comparable else flat < 0
+    tokens = _dispatch.true_places(bad, option)
     if len(tokens) > 0:
         token = int(tokens[0])
         raise ValueError(

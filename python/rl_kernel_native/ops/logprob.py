@@ -410,8 +410,7 @@ _REASONS = {
 def _raise_for_status(status: Any, check: bool, target: Any) -> None:
     wrong = ~int(LogprobStatus.LABEL_MASKED) if check else int(LogprobStatus.BAD_TARGET)
     flat = status.reshape(-1)
-    bad = ((flat & wrong) != 0).nonzero()
-    rows = bad[0] if isinstance(bad, tuple) else bad.reshape(-1)
+    rows = _dispatch.true_places((flat & wrong) != 0, "check" if check else "on_bad_id")
     if len(rows) == 0:
         return
     row = int(rows[0])

@@ -201,6 +201,7 @@ def pack(
             found = _moved(arrays, cu_seqlens, positions, False, True, num_tokens, capacity, fills)
         else:
             kept, by_mask = (lengths, False) if mask is None else (mask, True)
+            _call.engine().require_tensors(**{"tensors": arrays[0], "mask" if by_mask else "lengths": kept})
             cu_seqlens, positions, status = _call.call(_LAYOUT, (kept,), (num_tokens, capacity, by_mask))
             found = _traced(_PACK, arrays, cu_seqlens, positions, (num_tokens, fills, capacity, True))
         return Packed(_as_given(tensors, found), cu_seqlens, positions, status)
