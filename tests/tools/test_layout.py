@@ -237,7 +237,7 @@ PLACES = [
         "tools",
         "test_interface* test_layout* test_mutate* test_pages* test_semantics* test_trace* test_variants* test_wheels*",
     ),
-    ("tools", "test_align_* test_workflows*"),
+    ("tools", "test_align_* test_simd_code* test_workflows*"),
     ("ops", "test_*"),
     ("support", "*"),
 ]
