@@ -18,7 +18,7 @@ namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
 constexpr int kSumThreads = 128, kSliceColumns = kSumThreads * kVec8;
-constexpr int kWindow = 16;    // items per block; the block sums the rows that begin among these items
+constexpr int kWindow = 16;    // items per block; the block sums each row whose first item is one of them
 constexpr int kZeroRows = 32;  // rows per block
 constexpr int kRunTokens = 1 << kEmbeddingRunBits;
 constexpr int kRunLevels = 3;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(kSumThreads, 6)
   }
   if (count < kEmbeddingLongRun) return;
   const std::int64_t column = std::int64_t{slice} * kSliceColumns + static_cast<int>(threadIdx.x) * kVec8;
-  if (column >= p.columns) return;  // an early return: no barrier follows
+  if (column >= p.columns) return;  // threads may return early, because no barrier follows
   const int columns = static_cast<int>(min(p.columns - column, std::int64_t{kVec8}));
   const typename T::Storage* const dy = static_cast<const typename T::Storage*>(p.dy) + column;
   float chain[kVec8]{}, z[kVec8];

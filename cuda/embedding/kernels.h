@@ -46,7 +46,7 @@ struct alignas(16) EmbeddingItem {
 struct EmbeddingWorkspace {
   EmbeddingKey* keys[2];       // [num_tokens] each
   EmbeddingItem* items;        // [num_tokens]
-  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: count, later first position, of a tile's digit
+  std::uint32_t* counts;       // [kEmbeddingDigits, sort tiles]: key counts, then the first position of these keys
   std::uint32_t* item_counts;  // [item tiles]
   std::uint32_t* num_items;
   std::uint8_t* present;  // [num_rows]: 1 where a row has a token

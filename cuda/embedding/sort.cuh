@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kSortThreads)
   wait_for_previous_kernel();
   allow_next_kernel();
   for (int d = static_cast<int>(threadIdx.x); d < kEmbeddingDigits; d += kSortThreads) counts[d] = 0;
-  if (kFromIds && !p.accumulate) {  // `present` consists of whole vectors
+  if (kFromIds && !p.accumulate) {  // the memory of `present` ends with a whole vector
     const std::int64_t step = std::int64_t{gridDim.x} * kSortThreads;
     for (std::int64_t v = std::int64_t{blockIdx.x} * kSortThreads + threadIdx.x; 16 * v < p.num_rows; v += step) {
       reinterpret_cast<uint4*>(w.present)[v] = make_uint4(0, 0, 0, 0);

@@ -1,5 +1,6 @@
 // Products with a recorded algorithm of cuBLASLt. On the recorded GPU and cuBLASLt version, the algorithm gave the bits
-// of our kernels in less time. bench/record_cublaslt.cpp writes the table. test_linear_engines.py runs its records.
+// of our kernels in less time. bench/record_cublaslt.cpp writes the table. test_linear_engines.py runs the table's
+// records.
 #pragma once
 
 #include <cstdint>

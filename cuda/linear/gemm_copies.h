@@ -24,7 +24,7 @@ RLK_CUDA_KERNELS(void aligned_rows(const AlignedRowsParams& p, cudaStream_t stre
 // aligned. `loads_rows`: ordinary loads read B in place.
 struct GemmCopies {
   std::int64_t rows_a = 0, rows_b = 0, bytes = 0;
-  std::int64_t counters = 0;  // if above 0, the product's kernel copies; the counters lie at the workspace's end
+  std::int64_t counters = 0;  // counters at the workspace's end; if above 0, the product's kernel copies
   bool loads_rows = false;
   bool serve() const { return bytes > 0 || loads_rows; }
 };

@@ -30,7 +30,7 @@ constexpr int few_rows_fixed_bytes(int slice_rows) { return slice_rows / 16 * kS
 // then differ by a multiple of 8 bytes, and four rows that are four apart use different banks. The function returns
 // which of the 16 rows a lane takes as fragment row g (i = 0) or g + 8 (i = 1).
 __device__ __forceinline__ int spread_row(int g, int i) { return g % 4 * 4 + g / 4 + 2 * i; }
-// Restores the order of the rows that spread_row() has permuted, in the sums.
+// Restores, in the sums, the order of the rows that spread_row() has permuted.
 template <int kTiles>
 __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
   const int g = lane / 4;

@@ -23,7 +23,7 @@ constexpr int kBoxK = 64;           // contraction indices per box of the tiled 
 constexpr int kSmallMStageK = 128;  // contraction indices per stage of the kernel for few rows
 constexpr int kWidestSlice = 128;
 constexpr std::int64_t kMostIndices = (std::int64_t{1} << 31) - 256;
-constexpr std::int64_t kMostStreamedRows = 32;                 // most rows of x that a kernel reads by ordinary loads
+constexpr std::int64_t kMostStreamedRows = 32;  // largest number of rows of x that a kernel reads by ordinary loads
 constexpr std::int64_t kMostStreamed = std::int64_t{1} << 29;  // elements of a row; its bytes fit into 31 bits
 constexpr std::int64_t kMostTransposedRows = 1024;             // with more rows, nearly all tiles are full
 
@@ -82,8 +82,8 @@ double cost(const GemmParams& p, const GemmPlan& plan, int multiprocessors) {
   const double blocks = clusters * plan.cluster, turns = std::ceil(clusters / (multiprocessors / plan.cluster));
   const int rows_a = plan.transposed ? plan.tile_n : plan.tile_m, rows_b = plan.transposed ? plan.tile_m : plan.tile_n;
   const double tile_m = plan.tile_m, tile_n = plan.tile_n, m = static_cast<double>(p.m), n = static_cast<double>(p.n);
-  // Cost of 64 contraction indices. The cost's limit may be the tensor cores, the loads of a multiprocessor or of L2,
-  // or one warpgroup's chain of instructions with the barriers of a stage.
+  // Cost of 64 contraction indices. One of three limits decides the cost: the tensor cores, the loads of a
+  // multiprocessor or of L2, or one warpgroup's chain of instructions with the barriers of a stage.
   const double loaded = (std::min(tile_m, m) / along_n + std::min(tile_n, n) / along_m) * kBoxK * 2;
   const double multiply = 1.17 * rows_a / 64 * rows_b * 2, chain = rows_b * 2 + 31.0 / stage_boxes(rows_a, rows_b);
   const double step =

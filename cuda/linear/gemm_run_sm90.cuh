@@ -190,7 +190,7 @@ void run_tiles(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
   constexpr bool kWide = !Tile::kTransposed && Tile::kBN >= 192;
   g.group_a = kWide ? wave_height(clusters_at_once, g.tiles_a, Tile::kBM * plan.cluster, Tile::kBN) : 8;
   if constexpr (Tile::kCopies) {
-    g.prefetched_steps = 0;  // the weights may not be copied yet
+    g.prefetched_steps = 0;  // the copy of the weights may still be incomplete
     g.copies = copied_operands(p, g, clusters_at_once);
   }
   auto* kernel = gemm_sm90_kernel<T, Tile>;

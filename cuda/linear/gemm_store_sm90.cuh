@@ -117,7 +117,7 @@ __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& a
     constexpr int kColumns = kBN / 8, kBatch = kAdds && kColumns % 2 == 0 ? kColumns / 2 : kColumns;
 #pragma unroll
     for (int first = 0; first < kColumns; first += kBatch) {
-      float2 x[2 * kBatch];  // loaded together: each single load would wait for memory (README.md)
+      float2 x[2 * kBatch];  // loaded together, because one load after another would wait for memory (README.md)
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
 #pragma unroll
@@ -165,8 +165,8 @@ __device__ __forceinline__ void add_bias(const GemmLaunch& g, float (&d)[kBN / 2
 }
 
 // Stores a warpgroup's 64 rows of the tile by TMA, 128 bytes of each row at a time. The rows pass through kBuffers
-// boxes in the warpgroup's staging memory. Stored: Bf16 or Fp16 if the caller knows that d has this type and no bias;
-// otherwise void.
+// boxes in the warpgroup's staging memory. The type `Stored` is Bf16 or Fp16 if the caller knows that d has this type
+// and no bias; otherwise it is void.
 template <int kBN, int kBuffers, class Stored = void>
 __device__ __forceinline__ void store_boxes(const GemmLaunch& g, const CUtensorMap& map, float (&d)[kBN / 2],
                                             std::uint32_t staging, int warpgroup, int row, int column) {

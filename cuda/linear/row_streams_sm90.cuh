@@ -44,7 +44,7 @@ struct StreamRing {
     std::uint64_t row = row_address(from, first + i);
     const std::int64_t step = kStep * from.stride;
     to += vector * 16 + i * kPitch;
-    if (piece > 0 && (piece + 1) * kPiece <= from.bytes) {  // no row begins or ends here
+    if (piece > 0 && (piece + 1) * kPiece <= from.bytes) {  // no row begins or ends in this piece
 #pragma unroll(kThreads == 32 ? 8 : 4)
       for (; i < rows; i += kStep, row += step, to += kStep * kPitch) {
         copy_async_16(to, reinterpret_cast<const void*>((row & ~std::uint64_t{kLine - 1}) + at));

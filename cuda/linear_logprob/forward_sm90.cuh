@@ -243,8 +243,8 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
       const auto handed = [&](int half, int h, int j, int thread) -> float2* {
         return &fixed.handed[(half * kTileRows + h) * kHandedFragments + j][thread];
       };
-      // Writes the statistics of one leaf, for a half's rows, to the pair's nodes. The leaf's logits are d[0] from
-      // fragment `first` on.
+      // Writes the statistics of one leaf, for the rows of one half of the tile, to the pair's nodes. The leaf's logits
+      // are d[0] from fragment `first` on.
       const auto take_leaf = [&](int half, int leaf, int first) {
         const int thread = thread_index();
         float c[kTileRows];
@@ -260,9 +260,9 @@ __global__ void __launch_bounds__(PairTile::kThreads, 1)
           }
         }
       };
-      // The code of the statistics exists once per warpgroup, and columns are moved to the registers that it reads.
-      // When each leaf and each half of the rows had its own copy of the code, the instruction cache overflowed, and
-      // the other warpgroup's products waited.
+      // The code of the statistics exists once per warpgroup, and columns are moved to the registers that this code
+      // reads. When each leaf and each half of the rows had its own copy of the code, the instruction cache overflowed,
+      // and the other warpgroup's products waited.
       if (warpgroup == 0) {
         mbarrier_wait_block(handed_empty, parity ^ 1);
         {

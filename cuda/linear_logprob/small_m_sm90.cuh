@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(SmallMTile::kThreads, 1)
   __syncthreads();
 
   TileRing<Tile> ring{base, full, empty, g.stages, {}};
-  // Computed again at each use, because a stored value would take one register too many.
+  // The number of items is computed again at each use, because a stored number would take one register too many.
   const auto exists = [&](int index) { return index < head_work_items(items); };
 
   if (warpgroup == Tile::kWarpgroups) {

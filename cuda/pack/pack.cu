@@ -34,7 +34,7 @@ __device__ __forceinline__ void prefetch_offsets(const Offsets& offsets, const P
 template <bool kAllFlat>
 __global__ void __launch_bounds__(kPackThreads, (kAllFlat ? kPackBlocks : 7))
     pack_kernel(const __grid_constant__ PackParams p, const __grid_constant__ PackGrid g, std::uint32_t at_once) {
-  if (kAllFlat && threadIdx.x == 0) {  // blocks of the other arrays read the same offsets
+  if (kAllFlat && threadIdx.x == 0) {  // only for the first array: blocks of the other arrays read the same offsets
     if (blockIdx.x < at_once) prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x);
     prefetch_offsets(p.cu_seqlens, g.shares[0], blockIdx.x + at_once);
   }

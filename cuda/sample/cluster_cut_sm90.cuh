@@ -101,7 +101,8 @@ class ClusterCut {
         warp_(warp_of_block()),
         chain_(lane_ % kNumChains) {}
 
-  // Finds the first column of each group of the block, and the end of the group's part. All threads call this function.
+  // For each group of the block, finds the first column, and the end of the part of the vocabulary that has the group.
+  // All threads call this function.
   __device__ __forceinline__ void find_columns() {
     const int group = static_cast<int>(threadIdx.x), task = task_of(group);
     if (group < Shared::kGroups) {

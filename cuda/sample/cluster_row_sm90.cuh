@@ -187,7 +187,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
       }
       if (waits) meet();
     }
-    if (!draws) cluster_arrive_relaxed();  // other blocks do not read the ids that are written below
+    if (!draws) cluster_arrive_relaxed();  // before the ids are written: other blocks do not read them
     if (waits) begin = s_.begin;
     if (has_sets && kept > 0 && begin >= 0) {
 #pragma unroll 1

@@ -269,7 +269,8 @@ class RowListEdits {
     atomicMax(before() + slot, key_of_any(was));
   }
 
-  // If the edits lie in memory, a bit marks each edited column. `out` first holds the columns' words, then their z.
+  // If the edits lie in memory, a bit marks each edited column. `out` first holds the columns' words (counts and flags
+  // of process_logits), then their z.
   __device__ __forceinline__ float* out() const { return of_.out + row_ * of_.vocab_size; }
   __device__ __forceinline__ std::uint32_t* marks() const { return of_.edited + row_ * edit_words(of_.vocab_size); }
   __device__ __forceinline__ bool is_marked(int column) const {
@@ -288,8 +289,8 @@ class RowListEdits {
     }
   }
   // A hash table with open addressing, for the edited columns that are allowed. Each place has a key and a word. The
-  // key is the column + 1, or 0 in a free place. The word is first the column's word of process_logits, and later z
-  // after the edits.
+  // key is the column + 1, or 0 in a free place. The word first holds the column's count in the history and two flags,
+  // as in process_logits, and later z after the edits.
   __device__ __forceinline__ std::uint32_t* keys() const { return reinterpret_cast<std::uint32_t*>(s_.base.masses); }
   __device__ __forceinline__ std::uint32_t* words() const { return keys() + kEditTable; }
   static_assert(sizeof(SampleShared::masses) >= 8 * kEditTable);

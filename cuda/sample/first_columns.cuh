@@ -113,7 +113,7 @@ struct SlotMap {
   const int* cuts;
   int valid, height;
 
-  // Fills `cuts`, before a barrier.
+  // Fills `cuts`. The caller then passes a barrier.
   static __device__ __forceinline__ SlotMap make(const SampleParams& p, int* cuts) {
     if (thread_of_block() <= kNumParts) {
       cuts[thread_of_block()] = static_cast<int>(part_cut(p.vocab_size, thread_of_block()));

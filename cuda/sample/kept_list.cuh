@@ -120,7 +120,7 @@ class KeptList {
   using Masks = LeafMasks<kThreads>;
 
  public:
-  // c, mask and nodes are the row's.
+  // `c`, `mask` and `nodes` belong to the row.
   __device__ __forceinline__ KeptList(FinishShared* shared, const Masks& masks, float c, std::uint32_t* mask,
                                       float* nodes)
       : s_(*shared),

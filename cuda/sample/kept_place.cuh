@@ -10,7 +10,8 @@
 namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
-// Clears the published counts. All threads of a kernel before the kernel that publishes counts call this function.
+// Clears the published counts. A kernel that runs before the kernel that publishes counts calls this function in all of
+// its threads.
 __device__ __forceinline__ void clear_published(const SampleChunk& chunk) {
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
   for (std::int64_t i = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; i < chunk.rows; i += threads) {

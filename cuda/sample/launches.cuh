@@ -46,8 +46,8 @@ __device__ __forceinline__ ChunkRow row_of(const SampleParams& p, const SampleCh
 
 namespace RLK_CUDA_ARCH {
 
-// sample_rows computes the results of a chunk's rows except the n best. sample_raw computes the raw log-probabilities.
-// rows.cuh defines both functions.
+// sample_rows computes the results of a chunk (the rows of one launch), except the n best. sample_raw computes the raw
+// log-probabilities. rows.cuh defines both functions.
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>

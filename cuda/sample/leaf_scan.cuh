@@ -441,7 +441,7 @@ __global__ void __launch_bounds__(kLeafScanWarps* kWarp, kLeafScanBlocks<kPass, 
   }
 }
 
-// kAfter: the pass may begin while the previous kernel ends, and then waits for that kernel.
+// `kAfter`: the pass may begin while the previous kernel ends, and then waits for that kernel.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   if constexpr (T::kPacked) {

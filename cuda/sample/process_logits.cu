@@ -1,7 +1,7 @@
 // process_logits: a block computes a tile of a row's columns. The block keeps the columns' counts in shared memory and
 // reads the row's whole history. If only edited columns are requested, a block computes a whole row. The kernels use
-// kernels/sample/process_logits.h, shared with the CPU and HIP. HBM limits the speed, by one read of the logits and one
-// write of the output. If only edited columns are requested, the latency of these few columns limits the speed. All
+// kernels/sample/process_logits.h, shared with the CPU and HIP. HBM limits the speed: the logits are read once, and the
+// output is written once. If only edited columns are requested, the latency of these few columns limits the speed. All
 // architectures share this source.
 #include "../common/dependent_launch.cuh"
 #include "../common/kernel_memory.h"
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(kRowThreads) process_logits_kernel(const __gri
 
 constexpr int kFewEntries = 1024, kTableBits = 11, kTable = 1 << kTableBits;
 
-// The words of a row's columns, for a row of at most kFewEntries entries: a hash table with open addressing in shared
-// memory.
+// The words of a row's columns (a column's count in the history and two flags), for a row of at most kFewEntries
+// entries: a hash table with open addressing in shared memory.
 struct EditTable {
   std::uint32_t keys[kTable], words[kTable];  // a key is the column + 1; 0: no column
 

@@ -12,7 +12,7 @@ namespace {  // each architecture has its own copy of this code
 using RowTeam = BlockTeam<kRowThreads>;
 constexpr int kSharedBytes = sizeof(SampleShared);
 
-// A launch computes the tree of a shard's kept columns, the draw in this tree, or the raw tree.
+// A launch computes the tree of a shard's kept columns, the draw in this tree, or the tree for the raw log-probability.
 enum class TreePass { kTree, kDraw, kRaw };
 // A draw needs one leaf, which one warp computes.
 template <TreePass kPass>

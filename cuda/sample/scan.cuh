@@ -439,9 +439,9 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
 }
 
 #if RLK_CUDA_SM90
-// Warps per block; shared memory holds a group for each warp. The test of kept columns needs more registers, so it has
-// fewer warps. With 22 warps, the first scan leaves shared memory for a finishing block, which waits on the same
-// multiprocessor.
+// Warps per block; shared memory holds a group for each warp. The test of kept columns needs more registers, so the
+// pass over kept columns has fewer warps. With 22 warps, the first scan leaves shared memory for a finishing block,
+// which waits on the same multiprocessor.
 template <ScanPass kPass>
 constexpr int kScanWarps = kPass == ScanPass::kKept || kPass == ScanPass::kMasses ? 20
                            : kPass == ScanPass::kFirst                            ? 22
@@ -451,7 +451,7 @@ template <ScanPass kPass>
 constexpr int kScanWarps = 19;
 #endif
 
-// kAfter: the scan may begin while the previous kernel ends, and then waits for that kernel.
+// `kAfter`: the scan may begin while the previous kernel ends, and then waits for that kernel.
 template <class T, Exp kExp, ScanPass kPass, bool kAfter>
 void run_scan(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
   static_assert(T::kPacked);

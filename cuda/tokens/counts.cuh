@@ -72,8 +72,8 @@ __device__ __forceinline__ unsigned sum_over_block(unsigned count, unsigned (&of
   return sum;
 }
 
-// Replaces token_statistics_kernel. The kernel stores the number of tokens of each tile, and 0 for all other partial
-// results.
+// This kernel replaces token_statistics_kernel. It stores the number of tokens of each tile, and 0 for all other
+// partial results.
 template <class Batch>
 __global__ void __launch_bounds__(kTokenThreads)
     token_counts_kernel(const __grid_constant__ typename Batch::Params p, const TokenWorkspace<Batch> w,

@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kTokenThreads, 1)
 template <class Batch>
 using TermsKernel = void (*)(typename Batch::Params, TokenWorkspace<Batch>, std::int64_t, int);
 // The pass over tokens, with its dynamic shared memory. `weigh`, if given, is a kernel of `weigh_blocks` blocks that
-// runs after the pass. This kernel weights the pass's outputs and computes the sums. No statistics are then computed
-// before the pass.
+// runs after the pass. This kernel multiplies the pass's outputs by their weights and computes the sums. No statistics
+// are then computed before the pass.
 template <class Batch>
 struct TermsLaunch {
   using Weigh = void (*)(typename Batch::Params, TokenWorkspace<Batch>, int);

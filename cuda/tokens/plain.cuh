@@ -172,7 +172,7 @@ class PlainCopies {
   bool is_given_;
 };
 
-// `out` with all bits set for tokens that do not count. Arithmetic on CUDA never gives a NaN with all bits set.
+// Returns `out` with all bits set for tokens that do not count. Arithmetic on CUDA never gives a NaN with all bits set.
 __device__ __forceinline__ Vec4 marked(const Vec4& out, const Vec4Mask& taken) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(out.v[i]) | ~taken.v[i]); });
 }
@@ -336,9 +336,10 @@ __device__ __forceinline__ PolicyTotals totals_over_block(unsigned tokens, uint2
   return {sum.x, sum.y};
 }
 
-// The last kernel of plain calls with few sequences whose weights depend only on the sequences' numbers of tokens
-// (counts_few). The first block does the work of few_sums_kernel. In every other block, each thread multiplies kWeighed
-// vec4s of plain_tokens_kernel's marked outputs by their weights. Each block adds up the numbers of tokens itself.
+// The last kernel of plain calls with few sequences, if weights depend only on the sequences' numbers of tokens
+// (counts_few()). The first block does the work of few_sums_kernel. In every other block, each thread multiplies
+// kWeighed vec4s of plain_tokens_kernel's marked outputs by their weights. Each block adds up the numbers of tokens
+// itself.
 constexpr int kWeighed = 4;
 template <class Batch, class Terms>
 __global__ void __launch_bounds__(kTokenThreads, 3)

@@ -50,7 +50,7 @@ __device__ __forceinline__ bool are_bytes(const TokenMask& mask, int count, bool
 }
 
 // The masks of four tokens, as the words that were loaded. The words are converted to bits only when the bits are
-// needed, so no instruction waits directly after a load. kWide: masks may have 64 bits per token.
+// needed, so no instruction waits directly after a load. `kWide`: masks may have 64 bits per token.
 template <bool kWide = true>
 struct TokenMasks {
   uint32_t low[kLaneTokens] = {}, high[kWide ? kLaneTokens : 1] = {};
