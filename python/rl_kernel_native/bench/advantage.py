@@ -23,8 +23,8 @@ MASKED_SHARE = 0.1
 
 class Operands(NamedTuple):
     """The arguments of one call (a buffer). ``group_advantage`` reads only the first column of ``rewards``.
-    ``scatter_rewards`` also takes its rewards from this column. It takes ``values`` as the log-probabilities of the
-    policy and ``rewards`` as those of the reference."""
+    ``scatter_rewards`` takes its rewards from this column too. Its log-probabilities are ``values`` (policy) and
+    ``rewards`` (reference)."""
 
     rewards: Tensor  # [sequences, tokens]
     values: Tensor

@@ -84,7 +84,8 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.attend(*buffers[i % n][:3])

@@ -71,7 +71,8 @@ def _table(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 
 
 def _call(peer: Peer, which: str, weight: Tensor, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rows(buffers[i % n].ids, weight)

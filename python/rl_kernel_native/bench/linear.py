@@ -88,7 +88,8 @@ def _buffers(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.devi
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     if which == "forward":
         return lambda i: peer.forward(buffers[i % n].x, buffers[i % n].weight)

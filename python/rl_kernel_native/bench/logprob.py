@@ -124,7 +124,7 @@ def _batches(rows: int, vocab: int, dtype: torch.dtype, device: torch.device) ->
 
 def _call(peer: Peer, which: str, batches: list[Batch]) -> Call | None:
     """Returns the function that is timed for a peer in a pass, or None if the peer lacks the pass. The function's
-    argument, the call's number, selects the buffer."""
+    argument is the number of the call, which selects the buffer."""
     if which == "forward":
         return lambda i: peer.forward(batches[i % len(batches)])
     if which == "forward + entropy":

@@ -226,7 +226,7 @@ def run(
     rows: list[dict[str, Any]] = []
     for name in PASSES:
         make_step = name.replace(" ", "_")
-        peaks = [model.peak_mib(getattr(model, make_step)()) for model in pair]  # in turn: only one cache is in memory
+        peaks = [model.peak_mib(getattr(model, make_step)()) for model in pair]  # so only one cache exists at a time
         steps = [getattr(model, make_step)() for model in pair]
         times = measure(steps, device, seconds)
         of = f"{context[0]} after {context[1]}" if name == "decode step" else f"{shape[0]} x {shape[1]}"

@@ -94,7 +94,8 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     if which == PASSES[0] and peer.direct is not None:
         direct = peer.direct

@@ -122,7 +122,8 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     residual, backward = "residual" in which, "backward" in which
     if not backward:

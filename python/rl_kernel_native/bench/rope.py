@@ -92,7 +92,8 @@ def _liger(a: Angles) -> Peer:
 
 
 def _vllm(a: Angles) -> Peer:
-    """vLLM's own kernel. It rotates in place, so it gets copies. Its cache of cos and sin has the dtype of q."""
+    """vLLM's own kernel. The kernel rotates in place, so it gets copies. The kernel's cache of cos and sin has the
+    dtype of q."""
     importlib.import_module("vllm._custom_ops")
     cache = torch.cat((a.cos, a.sin), -1).to(a.wide_cos.dtype)
 
@@ -138,7 +139,8 @@ def _buffers(
 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     if "backward" not in which:
         return lambda i: peer.rotate(buffers[i % n].q, buffers[i % n].k)

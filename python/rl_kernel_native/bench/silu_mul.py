@@ -117,7 +117,7 @@ def _buffers(rows: int, columns: int, dtype: torch.dtype, device: torch.device) 
 
 def _call(peer: Peer, which: str, buffers: list[Operands]) -> Call | None:
     """Returns the function that is timed for a peer in a pass, or None if the peer lacks the pass. The function's
-    argument, the call's number, selects the buffer."""
+    argument is the number of the call, which selects the buffer."""
     n = len(buffers)
     if which == "silu, apart":
         silu = peer.silu

@@ -98,7 +98,8 @@ def _buffers(sequences: int, tokens: int, device: torch.device) -> list[Operands
 
 
 def _call(peer: Callable[[Operands, Tensor], Tensor], which: str, buffers: list[Operands]) -> Call:
-    """Returns the function that is timed for a peer in a pass. Its argument, the call's number, selects the buffer."""
+    """Returns the function that is timed for a peer in a pass. The function's argument is the number of the call, which
+    selects the buffer."""
     n = len(buffers)
     leaves = [o.first.detach().requires_grad_(which == PASSES[1]) for o in buffers]
 

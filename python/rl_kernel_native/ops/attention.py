@@ -216,16 +216,16 @@ def attention(
             ``rk.arithmetic("sm_90")``, else ``"portable"``. With ``"portable"``, all backends with the same matrix
             products give the same bits. With ``"hardware"``, all GPUs of one architecture give the same bits, and the
             CPU can give those of sm_90. On CUDA, the matrix unit computes products of bfloat16 and float16. Under
-            ``rk.arithmetic("sm_90")``, the CPU computes them as this unit does, and values must be finite. All other
-            products are chains of fused multiply-adds.
+            ``rk.arithmetic("sm_90")``, the CPU computes these products as this unit does, and values must be finite.
+            All other products are chains of fused multiply-adds.
         return_lse: also return the logarithm of each row's sum.
         return_partials: instead of ``out``, return the :class:`AttentionPartials` of the call's splits (ranges of the
             keys) for :func:`attention_merge`. Pass sinks to the merge. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
             Default: all splits. ``k`` and ``v`` hold only the keys of these splits, split by split, in any layout.
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the
-            masks refer to the whole sequence; no array needs keys from ``seqused_k`` on. Not supported with
-            ``shared_prefix``.
+            masks refer to the whole sequence. Arrays need not contain keys from number ``seqused_k`` on. Not supported
+            with ``shared_prefix``.
     Returns:
         ``out``, with the shape of ``q`` but the last dimension of ``v``, and the dtype of ``q``, contiguous; or
         :class:`AttentionResult` or :class:`AttentionPartials`. A query that is not in use, or sees no key, gets an

@@ -61,8 +61,8 @@ def attention_merge(
     """``out`` from the partials of all splits (ranges of the keys): the bytes of one :func:`attention` call over all
     keys.
 
-    Splits are merged in ascending order of their numbers, for any order of the arrays and any assignment to ranks. A
-    missing split is not detected.
+    Splits are merged in ascending order of their numbers, whatever the order of the arrays and the assignment of splits
+    to ranks. A missing split is not detected.
 
     Args:
         partials: the result of ``attention(..., return_partials=True)``, or the :class:`AttentionPartials` of several

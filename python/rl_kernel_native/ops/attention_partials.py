@@ -36,7 +36,7 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
         stats: float32 ``[splits, *q.shape[:-1], 2]``: two numbers, m and l, for each row (query and head) in each
             split: the sum of the row's exponentials is ``l * 2**m``. If no key contributed, m is -Inf; l is then 0 if
             the row sees no key of the split, else 1. A bad row has m NaN and l 0.
-        sums: float32 ``[splits, *out.shape]``: O, the row's weighted sum of value vectors. Its weights are the terms of
+        sums: float32 ``[splits, *out.shape]``: O, the row's weighted sum of value vectors. The weights are the terms of
             the sum l.
         splits: the number of each split.
     """
@@ -47,8 +47,8 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
 
 
 def attention_splits(num_keys: int) -> list[range]:
-    """The splits of a sequence, as ranges of its keys. The number of keys alone decides them. A rank that holds a part
-    of a sequence must hold whole splits.
+    """The splits of a sequence, as ranges of its keys. The number of keys alone decides the splits. A rank that holds a
+    part of a sequence must hold whole splits.
 
     Args:
         num_keys: number of keys of the sequence, below 2^31.

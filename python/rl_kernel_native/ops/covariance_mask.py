@@ -96,9 +96,9 @@ def covariance_mask(
             contiguous, rows with any stride. Log-probabilities of the trained policy.
         old_logprob: as ``logprob``, for the policy in the ratio's denominator. Pass None with ``kind="kl"``; the array
             is required with ``kind="clip"``.
-        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If the numbers of
-            packed tokens and of sequences are equal, one dimension means one per token; then use ``[num_sequences, 1]``
-            for one per sequence.
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If there are as
+            many packed tokens as sequences, an array of one dimension has one number per token. In this case use
+            ``[num_sequences, 1]`` for one number per sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
         kind: ``"clip"`` draws tokens at random from those whose covariance is in ``(lower, upper)`` and that PPO does

@@ -110,7 +110,8 @@ def embedding(
     fixed order, so it has the same bits on every backend and for any split of the vocabulary.
 
     Args:
-        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``; the dimensions must merge to at most two strides.
+        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``. At most two dimensions may have any strides; further
+            dimensions must be contiguous to each other.
         weight: ``[rows, columns]``, float32, bfloat16 or float16; last dimension contiguous.
         vocab_start: the id of the table's first row.
         vocab_size: number of ids in the whole vocabulary. The default, ``vocab_start + rows``, is right if one rank has
@@ -120,9 +121,9 @@ def embedding(
             torch.compile.
         on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. Such an id reads
             no memory and affects no other row. ``"raise"``: as ``check``.
-        main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to it in place
-            and gives ``weight`` itself none; rows without a token are not touched. The conditions are the same as for
-            :func:`linear`.
+        main_grad: float32 ``[rows, columns]``, contiguous rows. Backward adds the gradient of ``weight`` to this array
+            in place, and ``weight`` itself gets none; rows without a token are not touched. The conditions for
+            ``main_grad`` are those of :func:`linear`.
         weight_grad_dtype: the dtype of the gradient of ``weight``, as for :func:`linear`; default: the dtype of
             ``weight``.
     Returns: ``y``, ``[..., columns]``, of the dtype of ``weight``.

@@ -30,7 +30,7 @@ def entropy_mask(
 
     Args:
         entropy: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
-            contiguous, rows with any stride; as :func:`logprob` gives.
+            contiguous, rows with any stride; as :func:`logprob` returns it.
         mask: of the shape of ``entropy``; any mask (docs/tokens.md). A token counts if its mask is not 0; other tokens
             may hold any value. None: all tokens count.
         top_quantile: the share of tokens to select, in [0, 1], as TRL's ``top_entropy_quantile``. The mask selects

@@ -136,8 +136,8 @@ def kl(
             verl's ``low_var_kl`` uses 20 and 10, and OpenRLHF uses a ``clamp`` of 10. PolicySpec calls these limits
             ``kl_input_clamp`` and ``kl_clamp``.
         old_logprob: as ``logprob``; the estimator is multiplied by ``exp(logprob - old_logprob)``, and the gradient
-            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. It equals
-            PolicySpec's ``kl_times_ratio`` at token level.
+            passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. PolicySpec's
+            ``kl_times_ratio`` at token level computes the same product.
         importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a gradient,
             it gets the weight's gradient. No part of the weight's gradient reaches ``logprob``.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.

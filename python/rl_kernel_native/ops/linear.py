@@ -68,7 +68,7 @@ def linear(
     main_grad: AnyArray | None = None,
     weight_grad_dtype: DType = None,
 ) -> ArrayT:
-    """``y = x @ weight.T + bias``. Its bits do not depend on batch size, tile sizes or splits of the work.
+    """``y = x @ weight.T + bias``. The bits of ``y`` do not depend on batch size, tile sizes or splits of the work.
 
     A row has the same bits for any number of rows, position and stride. Products are summed in float32 in ascending
     order of ``in_features``; on a CPU, ``rk.arithmetic`` selects the arithmetic. The bias is added to the sum, which is
@@ -91,15 +91,15 @@ def linear(
         out_dtype: the dtype of ``y``: float32, bfloat16 or float16, as a framework's dtype or a name. Default: the
             dtype of ``x``.
         engine: ``"native"`` uses this library's own kernels only. ``"auto"`` may also use cuBLASLt, but only for
-            recorded products. Such a record says that, on this GPU, the installed cuBLASLt computes the same bits in
-            less time.
+            products with a record. A record says that, on this GPU, the installed cuBLASLt computes the same bits of a
+            product in less time.
         main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
-            ``weight`` to it in place, block by block. ``weight`` itself gets no gradient, so hooks on ``weight`` see
-            none. Each backward that asks for the gradient of ``weight`` adds it once. ``backward(inputs=[x])`` and
-            ``torch.autograd.grad(y, x)`` write nothing to ``main_grad``, and ``torch.autograd.grad(y, weight)`` is an
-            error. Not supported with a frozen ``weight``, ``create_graph``, ``torch.compile`` or ``torch.func``.
-            If every micro-batch has a multiple of 8192 rows, ``main_grad`` has the bytes of one call on the whole
-            batch.
+            ``weight`` to this array in place, block by block. ``weight`` itself gets no gradient, so hooks on
+            ``weight`` see none. Each backward that asks for the gradient of ``weight`` adds it once.
+            ``backward(inputs=[x])`` and ``torch.autograd.grad(y, x)`` write nothing to ``main_grad``, and
+            ``torch.autograd.grad(y, weight)`` is an error. Not supported with a frozen ``weight``, ``create_graph``,
+            ``torch.compile`` or ``torch.func``. If every micro-batch has a multiple of 8192 rows, ``main_grad`` has the
+            bytes of one call on the whole batch.
         weight_grad_dtype: the dtype of the gradient of ``weight``; default: the dtype of ``weight``. float32 needs a
             torch version with ``Tensor.grad_dtype``, and ``weight.grad_dtype`` set to float32 or None.
     Returns: ``y``, ``[..., out_features]``.

@@ -144,8 +144,9 @@ def linear_cross_entropy(
         reduction: ``"mean"`` divides the sum by ``denominator``, or by the number of scored rows; ``"sum"`` returns the
             sum; ``"none"`` returns each row's loss. A row is scored if its target is not ``ignore_index`` and
             ``loss_mask`` includes it.
-        label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. A logit of -Inf makes the loss
-            of its row infinite. Forward then keeps some rows of the logits in the workspace and reads them twice.
+        label_smoothing: a number in [0, 1), as in ``torch.nn.functional.cross_entropy``. With smoothing, a logit of
+            -Inf makes the loss of its row infinite, and forward keeps some rows of the logits in the workspace and
+            reads them twice.
         z_loss: a number >= 0.
         denominator: the divisor of the sum for ``"mean"``, such as the number of scored rows of the whole batch. The
             divisor is a number > 0, or an array of one element on the device, float32, int32 or int64. An element of 0
@@ -154,16 +155,16 @@ def linear_cross_entropy(
         cu_seqlens: int32 or int64 ``[num_sequences + 1]``, the offsets of packed sequences in a one-dimensional
             ``target``; tokens after the last sequence do not count, and their rows may hold any value.
         token_weight: float32, with the shape of ``target``; rows that are not scored may hold any value. No gradient.
-            Use it for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default divisor is
-            the sum of the weights. Like a ``denominator`` on the device, a sum of 0 gives loss 0, and a negative,
-            subnormal, infinite or NaN sum gives NaN. A weight of 0 removes a row whose loss is infinite, but not a row
-            whose loss is NaN.
+            Use this argument for fractional masks, because ``loss_mask`` counts every nonzero value as 1. The default
+            divisor is the sum of the weights. Like a ``denominator`` on the device, a sum of 0 gives loss 0, and a
+            negative, subnormal, infinite or NaN sum gives NaN. A weight of 0 removes a row whose loss is infinite, but
+            not a row whose loss is NaN.
         return_z_loss: return a :class:`CrossEntropy`, so that the z-loss can be logged; ``z_loss`` must not be 0.
         return_token_accuracy: return a :class:`CrossEntropyAccuracy`. A row counts 1 if its target has the largest
             logit (the lowest id among equal largest logits), else 0; a row with a NaN or an infinity counts 0.
             ``"mean"`` gives the share of the scored rows that count 1, with ``denominator`` and ``token_weight`` as for
-            the loss. ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. Forward then keeps
-            some rows of the logits in the workspace and reads them twice.
+            the loss. ``weight`` may have at most 2^19 rows, and no ``process_group`` is allowed. For the accuracy,
+            forward keeps some rows of the logits in the workspace and reads them twice.
     Returns: float32, in nats: a scalar, or ``[...]`` with ``"none"``. Rows that are not scored have loss 0, and a call
         without scored rows has loss 0. A bad row (:class:`LogprobStatus`) makes the loss NaN.
     Raises: as :func:`linear_logprob`.

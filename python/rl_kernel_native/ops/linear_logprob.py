@@ -137,8 +137,8 @@ def linear_logprob(
         hidden: ``[..., in_features]``, bfloat16 or float16, on the CPU also float32; last dimension contiguous. Rows
             with ``target == ignore_index``, and rows that ``loss_mask`` excludes, are never read.
         weight: ``[vocab_size, in_features]``, with the dtype of ``hidden``; each row is contiguous, with any stride
-            between rows. If gradients are wanted, all its numbers must be finite, even those of padding rows: backward
-            multiplies them by zero.
+            between rows. If gradients are wanted, all numbers of ``weight`` must be finite, even those of padding rows,
+            because backward multiplies these numbers by zero.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
         bias: ``[vocab_size]``, with the dtype of ``hidden`` or float32.
         logits_dtype: float32, or the dtype of ``hidden``: each logit, with its bias, is rounded once to this dtype.
@@ -154,8 +154,8 @@ def linear_logprob(
         lora_scale: a finite number, not a tensor: usually alpha / rank.
         weight_grad: with False, ``weight`` gets no gradient even if it requires one, and backward computes one product
             less. Use it to train only ``lora_a`` and ``lora_b``.
-        main_grad: float32 ``[vocab_size, in_features]``; backward adds the gradient of ``weight`` to it in place, as in
-            :func:`linear`.
+        main_grad: float32 ``[vocab_size, in_features]``; backward adds the gradient of ``weight`` to this array in
+            place, as in :func:`linear`.
         workspace_bytes: the most memory that a call takes in addition to its inputs, outputs and gradients. A larger
             workspace is faster, up to a point, and changes no bit of the results. Default: 256 MiB, or more if the call
             needs more (docs/linear.md). :func:`workspace_stats` says how much memory calls took. A gradient of
@@ -208,8 +208,8 @@ def head_rows(
     label_smoothing: float = 0.0,
 ) -> Any:  # fmt: skip
     """Returns the outputs of :func:`linear_logprob` that the bits of ``wanted`` select. The bit ``LARGEST`` is valid
-    only together with others. It adds an int64 output at the end: the lowest id among each row's largest logits. With
-    ``label_smoothing``, log-probabilities are smoothed; ``wanted`` must then be ``LOGPROB`` and ``LSE``."""
+    only together with other bits, and adds an int64 output at the end: the lowest id among each row's largest logits.
+    With ``label_smoothing``, log-probabilities are smoothed; ``wanted`` must then be ``LOGPROB`` and ``LSE``."""
     if type(on_bad_id) is not str or on_bad_id != "nan":
         _check.one_of("on_bad_id", on_bad_id, ("nan", "raise"))
     if _check.integer("dh_segments", dh_segments) not in (1, 8):

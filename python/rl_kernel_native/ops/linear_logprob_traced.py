@@ -33,7 +33,7 @@ def _called(head: Any, rows: Any, how: Any) -> tuple[Any, ...]:
 
 def _native_forward(arrays: Any, how: Any, *tail: Any) -> Any:
     """Calls the extension's forward. An eager call has a further option, which the schema lacks: a shard of the
-    vocabulary or None. It returns lse only if the caller asks for lse. All other calls return lse."""
+    vocabulary or None. An eager call returns lse only if the caller asks for lse; all other calls return lse."""
     returns, shard, *_ = (how[13] | 2, None) if len(how) == 14 else how[13:]
     called = _called(arrays[:6], arrays[6:], how)
     found = _C.linear_logprob(*called, returns, *tail) if shard is None else shard.forward(*called, returns)

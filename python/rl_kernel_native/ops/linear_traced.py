@@ -54,7 +54,7 @@ def bias_gradient(call: Any, dy: Any, dtype: Any = None) -> Any:
 
 
 def _tangents(call: Any, along: Any, operands: Any, how: Any) -> Any:
-    """Returns the output's tangent. It is summed over the operands' tangents in float32 and rounded once."""
+    """Returns the output's tangent, summed over the tangents of the operands in float32 and rounded once."""
     (dx, dweight, dbias), (x, weight, _) = along, operands
     rows = (how[0], _FLOAT32, *_backwards(how[2:4]))
     total = sum_of(

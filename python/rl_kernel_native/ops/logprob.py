@@ -228,7 +228,8 @@ def logprob_partial(
             64 columns, 1, 2, 4 or 8 equal shards are valid.
         vocab_size: columns of the whole row.
     The other arguments are as for :func:`logprob`, the same on every rank.
-    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit, an internal record for :func:`logprob_merge`.
+    Returns: ``[..., 5]`` float32: m, S, E, Q and the target's logit. These five numbers are meant for
+        :func:`logprob_merge` alone.
     Raises: as :func:`logprob`; ValueError if a shard does not consist of whole parts. The error names the padding that
         helps.
 
@@ -382,8 +383,8 @@ def _exported(frame: _dispatch.Frame, arguments: tuple[Any, ...]) -> tuple[Any, 
 
 
 def _native_results(frame: _dispatch.Frame, result: Any, out: tuple[Any, ...] | None) -> Any:
-    """Returns the outputs as the caller's framework has them. An output for which ``out`` has an array is that
-    array."""
+    """Returns the outputs as arrays of the caller's framework. If ``out`` holds an array for an output, that array is
+    returned."""
     for array in out or ():
         _dispatch.count_write(array)
     if not isinstance(result, tuple):

@@ -50,10 +50,10 @@ _SCALARS = (
 
 
 class MismatchMetrics(MetricVector):
-    """The metrics of one call, as one float32 vector on its device. ``metrics.k3`` is one element on the device, which
-    is not copied to the host. ``metrics.histogram`` holds the fraction of tokens in each interval of the log-ratio,
-    with the edges ``histogram_edges``. ``metrics.asdict()`` copies all elements to the host once. The contract and
-    docs/objectives.md define the metrics."""
+    """The metrics of one call in one float32 vector on the call's device. ``metrics.k3`` is one element, which stays on
+    the device. ``metrics.histogram`` holds the fraction of tokens in each interval of the log-ratio, with the edges
+    ``histogram_edges``. ``metrics.asdict()`` copies all elements to the host once. The contract and docs/objectives.md
+    define the metrics."""
 
     names: tuple[str, ...] = (*_SCALARS, *(f"histogram_{i}" for i in range(len(HISTOGRAM_EDGES) + 1)))
     histogram_edges = HISTOGRAM_EDGES

@@ -69,8 +69,8 @@ def optimal_token_baseline(
 
     Args:
         rewards: as ``logprob``, or one per sequence, ``[num_sequences]`` or ``[num_sequences, 1]``; a sequence's reward
-            then belongs to its last token that counts. If the numbers of packed tokens and of sequences are equal, one
-            dimension means one per token; then use ``[num_sequences, 1]`` for one per sequence.
+            then belongs to its last token that counts. If there are as many packed tokens as sequences, an array of one
+            dimension has one number per token. In this case use ``[num_sequences, 1]`` for one number per sequence.
         logprob: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens
             contiguous, rows with any stride. ``logprob`` belongs to the policy in the ratio's denominator (verl's old
             policy).

@@ -172,9 +172,9 @@ def policy_loss(
             contiguous, rows with any stride. Log-probabilities of the trained policy.
         old_logprob: as ``logprob``, for the policy in the ratio's denominator. None: ``logprob`` itself, which gives a
             ratio of 1.
-        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If the numbers of
-            packed tokens and of sequences are equal, one dimension means one per token; then use ``[num_sequences, 1]``
-            for one per sequence.
+        advantage: as ``logprob``, or one per sequence: ``[num_sequences]`` or ``[num_sequences, 1]``. If there are as
+            many packed tokens as sequences, an array of one dimension has one number per token. In this case use
+            ``[num_sequences, 1]`` for one number per sequence.
         mask: of the shape of ``logprob``; any mask (docs/tokens.md). A token counts if its mask is not 0. Required: the
             default None is a TypeError, because an absent mask would count padding.
         spec: the objective: a :class:`PolicySpec`, or one of ``rl_kernel_native.presets``. Required: the default None
@@ -190,10 +190,11 @@ def policy_loss(
             ``"clip_cov"`` and ``"kl_cov"``, :func:`covariance_mask` selects the tokens. For ``"dppo"``, pass the tokens
             outside the trust region. With ``spec.drop_selected``, pass the tokens to drop; :func:`entropy_mask` gives
             the tokens to keep. A NaN selects nothing, without an error.
-        token_weight: as ``logprob``: factor of a token's terms. Use it for fractional masks, because ``mask`` counts
-            every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these weights, and a
-            sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative, subnormal,
-            infinite or NaN sum gives NaN. Sequence ratios and the metrics' means still count each token as 1.
+        token_weight: as ``logprob``: factor of a token's terms. Use this argument for fractional masks, because
+            ``mask`` counts every nonzero value as 1. The default divisor of ``"token-mean"`` is the sum of these
+            weights, and a sequence's mean divides by the sum of its own weights. A sum of 0 gives loss 0; a negative,
+            subnormal, infinite or NaN sum gives NaN. Sequence ratios and the metrics' means still count each token as
+            1.
         denominator: the divisor of the sum over tokens or sequences, such as the number of tokens in the global batch.
             The divisor is a finite number > 0, or an array of one float32 element on the device. An element of 0 gives
             loss 0 and gradients 0; a negative, subnormal, infinite or NaN element gives NaN, and

@@ -67,8 +67,9 @@ class PolicySpec:
         kl: ``"k1"``, ``"k2"``, ``"k3"``, ``"abs"``, or None.
         kl_coef: factor of the KL term in the loss, any finite number. The default of 0 only measures the KL.
         kl_straight_through: the KL term has the estimator's value, but the gradient of k2.
-        kl_gradient_ratio_max: with ``kl_straight_through``, the gradient of k2 is multiplied by the token's ratio. The
-            ratio is a constant there, limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no factor.
+        kl_gradient_ratio_max: with ``kl_straight_through``, the gradient of k2 is multiplied by the token's ratio. This
+            ratio is treated as a constant and limited to this number (OpenRLHF's unbiased gradient). > 0, or None: no
+            factor.
         kl_input_clamp, kl_clamp: limits of ``|ref_logprob - logprob|`` and of ``|kl|``; > 0, or None.
         kl_times_ratio: the estimator is multiplied by the ratio, and the gradient passes through both factors
             (DeepSeek-V3.2).
@@ -80,7 +81,7 @@ class PolicySpec:
         entropy_coef: factor of the entropy's mean, which is subtracted from the loss.
         entropy_aggregation: ``"loss"`` aggregates the entropy like the loss. ``"token-mean"`` is ``entropy_scale``
             times the mean over this call's tokens, for any ``denominator``. The entropy term and its gradient then
-            depend on the split into micro-batches.
+            depend on how the batch is split into micro-batches.
         importance: level of the rollout correction: ``"token"``, ``"sequence"``, ``"geometric"``, None, or ``"given"``,
             which multiplies by the call's ``importance_weight`` unchanged.
         importance_mode: ``"truncate"`` limits the weight to ``[importance_low, importance_high]`` (TIS); ``"mask"``
@@ -100,7 +101,7 @@ class PolicySpec:
         scale, dp_size: the loss is multiplied by both numbers. (Ranks that average their gradients need ``dp_size``.)
         lenient: True: a call with this spec ignores arrays that the spec does not use. Without ``rollout_logprob`` (or
             ``importance_weight``) the call applies no correction and uses ``drop_of="old"``. Presets of frameworks with
-            these rules set this option. False: both cases are errors.
+            these rules set this option. False: an unused array and a missing array are errors.
         rollout_nan: ``"nan"``: a NaN of ``rollout_logprob`` makes the weight NaN. ``"neutral"``: differences between a
             NaN of ``rollout_logprob`` and any log-probability are taken as 0, so the token's ratio to the rollout
             policy is 1.

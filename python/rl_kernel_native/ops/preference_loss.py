@@ -157,7 +157,8 @@ def preference_loss(
       sums, as in OpenRLHF. ``sigmoid_norm``: ``dpo`` on averages, which needs counts.
     - ``exo_pair`` (needs ``label_smoothing``), ``nca_pair``, ``bco_pair``, ``sppo_hard``, ``apo_zero``, ``apo_down``,
       ``discopop`` (``tau``, 0.05): as TRL's DPO trainer and the contract define them.
-    - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between sorted log-ratios; losses are in sorted order.
+    - ``aot``, ``aot_unpaired``: the loss of ``dpo`` between log-ratios that are sorted over the batch; losses are in
+      sorted order.
     - ``kto``, an unpaired kind, which has one loss per answer: ``1 - sigmoid(beta (w - KL))`` and ``1 - sigmoid(beta
       (KL - l))`` times ``chosen_weight`` and ``rejected_weight`` (default 1), with ``KL = max(kl, 0)``.
       ``apo_zero_unpaired``: the same with ``KL = 0``.
@@ -180,8 +181,8 @@ def preference_loss(
         kl: ``[1]`` float32, the mean log-ratio of mismatched pairs over all ranks; None: 0.
         chosen_aligned, rejected_aligned: ``[num_pairs]`` float32, for the weights of WPO: sums over tokens of ``log
             p(token) - log sum_v p(v)^2``, from :func:`logprob` (``sum_p_sq``). Losses are multiplied by ``exp(chosen)
-            exp(rejected)``, with the averages per token of these sums. The factors have no gradient. Not for sorted or
-            unpaired kinds.
+            exp(rejected)``, where ``chosen`` and ``rejected`` are these sums divided by the token counts. The factors
+            have no gradient. Not for sorted or unpaired kinds.
         nll_weight: adds this factor times ``-policy_chosen / chosen_count`` (``cpo_alpha`` in CPO, RPO's weight, 1 in
             ORPO). The term is an average per sequence, while TRL averages over all tokens of a batch. Not for sorted or
             unpaired kinds.

@@ -167,8 +167,8 @@ def rms_norm(
     - ``weight=None``: Llama 4's L2 norm of queries and keys, the values of Gemma 3n and 4.
 
     Args:
-        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. Leading dimensions may have two
-            strides, so a slice ``[tokens, heads, 128]`` of a fused projection is valid.
+        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. At most two of the leading dimensions
+            may have any strides, so a slice ``[tokens, heads, 128]`` of a fused projection is valid.
         weight: ``[K]``, of the dtype of ``x`` or float32, contiguous; or None.
         eps: added to the mean of squares; finite and > 0 as float32.
         residual: ``[..., K]``, as ``x``. ``x + residual``, rounded to the dtype of ``x``, is normalised and also
@@ -177,8 +177,9 @@ def rms_norm(
         round_before_weight: round the normalised row to the dtype of ``x`` before it is multiplied by the weight. The
             gradient passes through the rounding unchanged; the weight's gradient is computed from the rounded row.
         return_rstd: also return ``1 / sqrt(mean(h^2) + eps)``, float32 ``[...]``, for :func:`rms_norm_backward`.
-        main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to it in place, in blocks of
-            8192 rows. ``weight`` itself gets no gradient. The conditions are the same as for :func:`linear`.
+        main_grad: float32 ``[K]``, contiguous. Backward adds the gradient of ``weight`` to this array in place, in
+            blocks of 8192 rows. ``weight`` itself gets no gradient. The conditions for ``main_grad`` are those of
+            :func:`linear`.
     Returns:
         ``y``, shape and dtype of ``x``; ``(y, new_residual)`` with a residual; with ``return_rstd`` a tuple that ends
         with rstd.

@@ -40,8 +40,8 @@ def _integers(how: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _along(call: Any, given: Any, arrays: Any, how: Any, wanted: Any) -> Any:
-    """The derivative rule: rotates tangents, and rotates gradients back. q and k are independent of each other, so one
-    without a tangent or gradient is left out."""
+    """The derivative rule: rotates tangents, and rotates gradients back. q and k are independent of each other, so an
+    array without a tangent or gradient is left out."""
     q, k = given
     if wanted is not None:
         how = (*how[:-1], not how[-1])
@@ -111,8 +111,8 @@ def rope(
 ) -> tuple[ArrayT, ArrayT | Any]:
     """Rotates queries and keys by their positions' angles: pairs ``(a, b)`` to ``(a cos - b sin, b cos + a sin)``.
 
-    A head of a token has the same bits for any number of tokens and heads, position and stride, and on every backend.
-    Differentiable (torch) in ``q`` and ``k``, any number of times. ``cos`` and ``sin`` are constants without a
+    One head of one token has the same bits for any number of tokens and heads, at any position and stride, and on every
+    backend. Differentiable (torch) in ``q`` and ``k``, any number of times. ``cos`` and ``sin`` are constants without a
     gradient; it is an error if one of them requires a gradient.
 
     ``head_axis`` tells layouts apart. Strides are free except for the last dimension, so views work:
@@ -125,8 +125,8 @@ def rope(
 
     Args:
         q: ``[..., num_q_heads, head_dim]``, float32, bfloat16 or float16; last dimension contiguous. The other
-            dimensions are tokens. In every array, the token dimensions must merge to at most two strides: at most two
-            dimensions may have any strides, and further dimensions must be contiguous to each other.
+            dimensions are tokens. In every array, at most two token dimensions may have any strides; further token
+            dimensions must be contiguous to each other.
         k: ``[..., num_kv_heads, head_dim]`` of the same dtype and tokens, or None.
         cos, sin: float32 or the dtype of ``q``, last dimension contiguous. The width is ``rotary_dim``
             (``partial_dim``, else ``head_dim``), one value per rotated column in the order of columns, or half of it,
@@ -136,8 +136,8 @@ def rope(
             out of range is a ValueError on the CPU. On a GPU, the columns that such an id would rotate are NaN, and no
             other token is affected.
         interleaved: pairs are columns ``(2i, 2i + 1)`` (GPT-J, GLM-4, Llama 4), not ``(i, i + rotary_dim / 2)``
-            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the pairs to halves; this function gives the same
-            values in another order.
+            (GPT-NeoX, Llama, Qwen). DeepSeek's variant also moves the first elements of all pairs to the first half of
+            the columns; this function gives the same values in another order.
         partial_dim: number of leading columns that are rotated, even; the other columns are copied bit for bit.
         intermediate: ``"float32"``: products and sums are float32, fused, and rounded once to the dtype of ``q``.
             ``"input"``: angles, each product and the sum are rounded to the dtype of ``q``, as in ``q * cos +

@@ -181,9 +181,10 @@ def sample(
 ) -> SampleResult[ArrayT]:
     """Draws one token per row, and returns its log-probability and the set of tokens that truncation kept.
 
-    A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. The token is the same
-    in any batch and row, and can be drawn again. ``logprob(logits, ids, temperature=..., kept=result.kept)`` gives this
-    call's log-probability, bit for bit. A trainer can therefore score the distribution that the rollout drew from.
+    A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. The same token is
+    drawn in any batch and in any row, and it can be drawn again later. ``logprob(logits, ids, temperature=...,
+    kept=result.kept)`` gives this call's log-probability, bit for bit. A trainer can therefore score the distribution
+    that the rollout drew from.
 
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most
@@ -215,7 +216,7 @@ def sample(
             ``top_k`` is one number > 0 and ``greedy`` is False, else ``num_rows * vocab_size``. A row that does not fit
             gets a status.
         return_status: whether to return ``status``; without it, a bad row shows only by its id -1.
-        stream: a number that selects further random words; see :func:`random_bits`.
+        stream: number of a stream of random words; other streams give independent words, see :func:`random_bits`.
         exp: ``"portable"`` or ``"hardware"``, as for :func:`logprob`.
     Returns:
         :class:`SampleResult`.

@@ -153,15 +153,15 @@ def sample_partial(
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to
             ``vocab_start + shard`` of the rows; columns contiguous. Not modified.
-        vocab_start, vocab_size: as for :func:`logprob_partial`: a shard consists of whole parts of docs/numerics.md,
-            rule 5. Shards need not be equal, and a shard without valid columns may be at any place.
+        vocab_start, vocab_size: as for :func:`logprob_partial`: a shard consists of whole parts of the vocabulary
+            (docs/numerics.md, rule 5). Shards need not be equal, and a shard without valid columns may be at any place.
         top_k: as for :func:`sample`; in one exchange it is at most 256, and rows with ``top_p`` or ``min_p`` need a
             ``top_k``.
         top_p: as for :func:`sample`; in one exchange with ``order="sglang"`` it must be 1.
         max_top_k: the largest ``top_k`` of any row, in [0, 256]: the payload has 64 + 12 * max_top_k bytes per row.
             None: ``top_k`` if ``top_k`` is a number, else 64. ``max_top_k`` must be None in rounds.
         earlier: None for one exchange. In rounds, the payloads of the earlier rounds: zero to three int32 arrays
-            ``[shards, num_rows, words]``. Round k takes k - 1 arrays, with all shards in the same order.
+            ``[shards, num_rows, words]``. Round k takes k - 1 arrays, each with the shards in the same order.
         max_shard: in rounds, the number of columns of the widest shard; None: the width of this shard.
         return_kept: whether round 4 also returns the kept tokens of this shard.
         history, logit_bias, allowed: for the whole vocabulary, with global ids and columns.
@@ -272,8 +272,8 @@ def sample_merge(
     Args:
         payloads: int32 ``[shards, num_rows, 16 + 3 * max_top_k]`` from :func:`sample_partial`, of each shard once, in
             any order; 1 to 8 shards. A row gets ``SampleStatus.BAD_SHARDS`` if its payloads do not cover every shard
-            once, or if their calls had other arguments than this call. Differences in penalties, masks and logits are
-            not detected.
+            once, or if :func:`sample_partial` had other arguments than this call. Differences in penalties, masks and
+            logits are not detected.
         allowed: as for :func:`sample`; read only with ``return_kept``, for rows that no other argument truncates.
         return_logprob: as for :func:`sample_partial`. Payloads for ``"raw"`` and ``"both"`` are equal, and so are
             payloads for ``"processed"`` and ``"none"``.

@@ -111,8 +111,8 @@ def scatter_rewards(
 
     A token's reward is ``token_rewards - kl_coef * kl``, plus the rewards of its spans in ascending order of their
     index. The last token that counts in a sequence also gets the sequence's reward minus its penalties. A sequence or a
-    span without a token that counts loses its reward. A NaN stays at its own token, and :func:`gae` passes it on to
-    earlier tokens; to exclude a sequence, remove it from the mask. The result has no gradient; inputs that require a
+    span without a token that counts loses its reward. A NaN reward stays at its own token, but :func:`gae` passes it on
+    to earlier tokens. To exclude a sequence, set its mask to 0. The result has no gradient; inputs that require a
     gradient are treated as detached. Nothing waits for a device.
 
     Args:

@@ -72,7 +72,7 @@ def _gradient_shape(arrays: Any, how: tuple[Any, ...]) -> Any:
     return ((how[0],) if cu_seqlens is not None or how[2] else (dsum.shape[0], how[0]),)
 
 
-# The backward takes the mask as an array, and the shape of the gradient as options.
+# `sequence_logprob_backward` takes the mask as an array, and the shape of the gradient as options.
 _SEQUENCE_LOGPROB = Operator(
     "sequence_logprob",
     "logprob, mask?, cu_seqlens?",

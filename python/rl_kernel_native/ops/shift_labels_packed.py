@@ -119,8 +119,8 @@ def loss_mask_from_spans(
     Returns:
         bool, ``[num_sequences, num_tokens]`` or ``[num_tokens]``.
     Raises:
-        As :func:`shift_labels_packed`; on the CPU also for a span that leaves its sequence; a GPU uses the part of the
-        span that is inside.
+        As :func:`shift_labels_packed`, and on the CPU a ValueError for a span that leaves its sequence. A GPU uses the
+        part of the span that is inside.
     Source: the contract.
     Example:
         >>> spans, span_offsets = torch.tensor([[1, 3], [4, 5]]), torch.tensor([0, 2])  # two spans of one sequence

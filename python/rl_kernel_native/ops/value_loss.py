@@ -122,8 +122,9 @@ def value_loss(
 
     Results have the same bits on all backends, padded and packed. Given a ``denominator``, gradients have the same bits
     for any split of the batch into micro-batches and ranks. Masked slots may hold any value. Differentiable (torch) in
-    ``value``, once; the other arrays are constants. If both errors are equal, each gets half of the gradient, as in
-    ``torch.maximum``. A value that equals a bound of the clip counts as inside, as in ``torch.clamp``.
+    ``value``, once; the other arrays are constants. If the clipped and the unclipped error are equal, each gets half of
+    the gradient, as in ``torch.maximum``. A value that equals a bound of the clip counts as inside, as in
+    ``torch.clamp``.
 
     Args:
         value: float32 ``[num_sequences, num_tokens]``, or ``[num_tokens]`` packed (or of one sequence); tokens

@@ -65,7 +65,7 @@ def verify_draft(
 
     ``mode="rejection"`` keeps the distribution of the tokens, but not their bytes. This mode accepts token x with
     probability min(1, p(x) / q(x)). In place of the first rejected token, this mode draws from max(0, p - q). If all
-    draft tokens are accepted, it draws the next token from p. Here p is the distribution from which :func:`sample`
+    draft tokens are accepted, the next token is drawn from p. Here p is the distribution from which :func:`sample`
     draws, and q is the draft's. This mode uses the random words of stream 1, so :func:`sample` may draw the draft with
     the same keys. This mode holds the kept sets of all steps in memory: 5 bytes per logit.
 

@@ -1,2 +1,2 @@
-"""Plain float64 references. A reference defines the result of an operator, not how kernels compute it. Operators never
-call references; a reference runs only if a caller asks for it."""
+"""Plain float64 references. A reference defines the result of an operator, but not the order in which kernels compute
+it. Operators never call references; a reference runs only if a caller asks for it."""

@@ -17,7 +17,7 @@ def split_begin(number: int) -> int:
 
 
 def split_count(keys: int) -> int:
-    """Returns the number of splits of a sequence with this number of keys."""
+    """Returns the number of splits that a sequence of ``keys`` keys has."""
     if keys <= 8192:
         return (keys + 1023) // 1024
     return 8 + (keys - 8192 + 2047) // 2048 if keys <= 65536 else 36 + (keys - 65536 + 4095) // 4096

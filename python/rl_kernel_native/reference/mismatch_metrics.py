@@ -48,7 +48,7 @@ def mismatch_metrics_reference(
 
 
 def _metrics(rows: list[Any], limit: float) -> dict[str, float]:
-    """Returns the metrics except those that are fractions, which the caller computes. ``rows`` holds the pair (train,
+    """Returns all metrics except fractions of tokens, which the caller computes. ``rows`` holds the pair (train,
     rollout) of each sequence."""
     x, y = (np.concatenate([r[i] for r in rows]) for i in range(2))
     d = x - y

@@ -27,8 +27,8 @@ def optimal_token_baseline_reference(
 ) -> dict[str, np.ndarray]:
     """``advantages`` and ``returns`` of :func:`optimal_token_baseline` in float64, and ``scale``, a factor of the error
     bounds. The scale of a position is the group's largest sum of ``|rewards|`` from the position on, times ``1 + n /
-    w``. Here n is the number of the group's tokens up to the position, and w is the sum of the weights W at the
-    position.
+    w``. Here n is the number of the group's tokens up to the position, and w is the sum of W over the group at the
+    position, as in the operator's docstring.
 
     Args: as :func:`optimal_token_baseline`, NumPy arrays or what ``numpy.asarray`` takes.
     Source: docs/objectives.md.

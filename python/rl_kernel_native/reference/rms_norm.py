@@ -25,9 +25,9 @@ def rms_norm_reference(
     Args:
         x, residual: ``[..., K]``; weight: ``[K]`` or None; dy, d_new_residual: ``[..., K]``; NumPy arrays (or what
             ``numpy.asarray`` takes) in any float dtype.
-    Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64. For the error
-        bounds of ``dx`` and ``dweight``, it also has ``<name>_scale``, their sums over absolute values. For the bounds
-        of ``y`` and ``dweight``, it has ``<name>_other_scale``, the magnitudes that multiply normalised values.
+    Returns: ``y``, ``new_residual`` and ``rstd``, and with ``dy`` also ``dx`` and ``dweight``, float64. Error bounds of
+        ``dx`` and ``dweight`` also need ``<name>_scale``, their sums over absolute values. Bounds of ``y`` and
+        ``dweight`` need ``<name>_other_scale``, the magnitudes that multiply normalised values.
     """
     h = _wide(x) if residual is None else _wide(x) + _wide(residual)
     columns = h.shape[-1]

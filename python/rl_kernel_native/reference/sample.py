@@ -1,8 +1,8 @@
-"""Reference of ``sample`` in float64, by a sort. It computes kept sets, log-probabilities, and how near each row's cuts
-are to a tie.
+"""Reference of ``sample`` in float64, by a sort. The reference computes kept sets, log-probabilities, and how near each
+row's cuts are to a tie.
 
-The reference draws no tokens. Its probabilities are float64, but a kernel's exponentials are float32. A kernel must
-keep the same set only if ``margin`` exceeds the rounding of these exponentials."""
+The reference draws no tokens. Its exponentials are float64, but those of a kernel are float32. A kernel must keep the
+same set only if ``margin`` exceeds the rounding of the kernel's exponentials."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reference of the draw of ``sample`` in float64. It descends the summation tree of the contract, and reports how near
-its comparisons are to a tie."""
+"""Reference of the draw of ``sample`` in float64. The draw descends the contract's tree of partial sums, and reports
+how near its comparisons are to a tie."""
 
 from __future__ import annotations
 
