@@ -2,9 +2,9 @@
 // registers to LDS, and from LDS to a matrix instruction.
 //
 // LDS holds the rows of a tile. Each row has consecutive contraction indices, in vec4s of four 16-bit elements. A lane
-// passes one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. LDS serves 16 lanes
-// together, which read the same vec4 of 16 different rows; with the permutation they hit all 32 banks. Elements past
-// the operand's edges are +0.
+// passes one vec4 to a matrix instruction. The vec4s of a row are permuted by the row's number. LDS processes the reads
+// of 16 lanes together, and these lanes read the same vec4 of 16 different rows. With the permutation they hit all 32
+// banks. Elements past the operand's edges are +0.
 #pragma once
 
 #include "hip/common/wave.h"

@@ -13,7 +13,7 @@ RLK_DEVICE void rms_norm_kernel(const RmsNormParams& p, std::int64_t first_block
   const bool exists = at.row < p.num_rows;
   const std::int64_t columns = exists ? p.columns : 0, row = exists ? at.row : 0;
   const auto* x = row_at<T>(p.x, p.x_rows, row);
-  // If there is no residual, the kernel does not read this pointer, so any address serves. A null pointer would hide
+  // If there is no residual, the kernel does not read this pointer, so it may be any address. A null pointer would hide
   // the address space from the compiler.
   const bool adds = p.residual != nullptr;
   const auto* residual = row_at<T>(adds ? p.residual : p.x, p.residual_rows, row);

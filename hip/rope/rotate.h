@@ -168,15 +168,15 @@ RLK_DEVICE void rope_vec8s_kernel(const RopeParams& p, const RopeGrid& g, std::i
 #pragma unroll 1
       for (int head = at.lane; head < heads; head += static_cast<int>(g.lanes.value)) {
         for (const int column : {column_a, column_b}) {
-          if (column >= head_dim) continue;  // the last unit may consist of a single vec8
+          if (column >= head_dim) continue;  // the last unit of copied columns may consist of a single vec8
           __builtin_memcpy(&memory, __builtin_assume_aligned(head_in<T>(p, at, head) + column, 16), sizeof memory);
           __builtin_memcpy(__builtin_assume_aligned(head_out<T>(p, at, head) + column, 16), &memory, sizeof memory);
         }
       }
       continue;
     }
-    // Pair j of the thread. Pairs in halves are columns a + j and b + j; neighbouring pairs are 2j and 2j + 1 of the
-    // two vec8s.
+    // Pair j of the thread. If the two columns of a pair lie in different halves, they are a + j and b + j. If they are
+    // neighbours, they are columns 2j and 2j + 1 of the two vec8s.
     constexpr int kHalf = kRopeVec8 / 2;
     RopeAngle<float> angles[kRopeVec8];
     if constexpr (kInterleaved) {

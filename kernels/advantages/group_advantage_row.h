@@ -9,7 +9,7 @@ namespace rlk {
 
 // Statistics of a group, or of the batch.
 struct GroupStatistics {
-  float scale = 1.0f;  // factor of the rewards from which mean, std and baseline are computed
+  float scale = 1.0f;  // mean, std and baseline are computed from the rewards times this factor
   float mean = 0.0f, std = 0.0f;
   float baseline = 0.0f;                // the number b of the contract for kMean and kLengthMean
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
@@ -158,7 +158,7 @@ struct BatchMeanScale {
   }
 };
 
-// Writes a member's results; b is the subtracted baseline.
+// Writes a member's results; b is the baseline to subtract.
 RLK_HD void write_results(const GroupAdvantageParams& p, std::int64_t i, float x, float b, float std,
                           std::int32_t status) {
   x = select(is_nan(x), canonical_nan(), x);

@@ -108,7 +108,7 @@ RLK_DEVICE void statistics_of_batch(const Block& block, const GroupAdvantagePara
     return sum_of_block(block, num, [&](std::int32_t i) { return counted_or_zero(p, reward(i), f(i)); });
   };
   MemberCounts c;
-  constexpr int kTogether = 8;  // rewards whose loads are in flight together
+  constexpr int kTogether = 8;  // number of rewards that a lane loads before it uses any of them
   const std::int32_t step = block.teams() * kTeamLanes;
 #pragma unroll 1
   for (std::int32_t i = block.number() * kTeamLanes + team.lane(); i < num; i += kTogether * step) {

@@ -47,7 +47,8 @@ RLK_HD void order_run(const Key& key, std::int32_t num, std::int32_t run, int th
   for (int k = thread; k < kOrderRun; k += kOrderThreads) {
     const bool exists = k < left;
     shared.keys[k] = exists ? key(first + k) : std::int64_t{0x7fffffffffffffff};
-    shared.indices[k] = exists ? first + k : 0x7fffffff;  // sorts after every index, whatever the key is
+    // this index comes after every other index, even if their keys are equal
+    shared.indices[k] = exists ? first + k : 0x7fffffff;
   }
   barrier();
   RLK_UNROLL_NOT

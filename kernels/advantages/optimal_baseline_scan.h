@@ -11,8 +11,8 @@
 namespace rlk {
 
 struct BaselineWorkspace {
-  float* weights;        // [slots]; kNoWeight for a token that does not count
-  std::int64_t* counts;  // [num_sequences]
+  float* weights;        // [slots]: W of each token, or kNoWeight if the token does not count
+  std::int64_t* counts;  // [num_sequences]: number of tokens that count
   std::int64_t bytes;
 
   BaselineWorkspace(const Sequences& q, void* memory) {

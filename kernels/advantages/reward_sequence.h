@@ -41,7 +41,7 @@ class RewardSequence {
   }
 
  private:
-  // kAhead is the number of positions per lane whose loads are in flight together.
+  // kAhead is the number of positions that a lane loads before it uses any of them.
   static constexpr int kLanes = Gpu::kLanes, kAhead = kSpreads ? 8 : 4;
   static constexpr std::int64_t kChunk = std::int64_t{kLanes} * kAhead;
 
@@ -63,8 +63,8 @@ class RewardSequence {
       last = last > other ? last : other;
     }
     last_ = last;
-    // If offsets do not ascend, no block may have processed some of this sequence's tiles, and the counts are then
-    // garbage.
+    // If offsets do not ascend, it can happen that no block has processed some of this sequence's tiles. The counts of
+    // these tiles are then garbage.
     const bool sound = last_ >= 0 && last_ < span_.length && length_ > 0 && length_ <= span_.length;
     if (!sound) length_ = 0;
   }
@@ -140,13 +140,14 @@ class RewardSequence {
         if (begin < 0 || begin > end || end > span_.length) return false;
         add_span(begin, end, in_global(p_.span_rewards)[i]);
       }
-      Gpu::wave_barrier();  // another lane may later add to the same token
+      Gpu::wave_barrier();  // without this barrier, another lane could add to the same token at the same time
     }
     return true;
   }
-  // Adds the spans [first, after) at once, one lane per span. Adding at once requires spans that do not overlap (such
-  // as the turns of a dialogue) and whose last or first token counts. Each span then changes a different token. If any
-  // span does not meet these conditions, the function adds none of the spans and returns false.
+  // Adds the spans [first, after) at once, one lane per span. This requires that no spans overlap, as with the turns of
+  // a dialogue. It also requires that the token to which a span's reward goes (the last or the first one) counts. Each
+  // span then changes a different token. If any span does not meet these conditions, the function adds none of the
+  // spans and returns false.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;
@@ -206,8 +207,8 @@ class RewardSequence {
   float lagrange_ = 0.0f;
 };
 
-// Number of blocks of the pass over sequences. Each wave of this pass processes one sequence and reads the results that
-// the pass over tokens left, one per tile.
+// Number of blocks of the pass over sequences. Each wave of this pass processes one sequence. It reads the results that
+// the pass over tokens stored for each of the sequence's tiles.
 template <class Gpu>
 std::int64_t reward_blocks(const Sequences& q) {
   return (q.num_sequences + kTokenWaves<Gpu> - 1) / kTokenWaves<Gpu>;

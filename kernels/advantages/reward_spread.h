@@ -13,7 +13,7 @@
 namespace rlk {
 
 constexpr int kSpreadSpans =
-    // most spans that a block holds; one thread has no span, but the entry that marks the list's end
+    // most spans that a block holds; one more entry marks the list's end
     kTokenThreads - 1;
 constexpr int kMostSpreadParts = 32;
 

@@ -1,8 +1,9 @@
-// covariance_mask on GPUs of every vendor: a radix select over slots, highest digit first. kernels/tokens/passes.h has
-// the earlier passes. The output array first holds covariances, then priorities, and finally the mask.
+// covariance_mask on GPUs of every vendor: a radix select over the slots (places) of the token arrays, highest digit
+// first. kernels/tokens/passes.h has the earlier passes. The output array first holds covariances, then priorities, and
+// finally the mask.
 //   clear       zeroes the counts
 //   priorities  writes candidates' priorities and counts their first digits
-//   digits counts the next digit of candidates whose higher digits equal those of the last chosen key
+//   digits      counts the next digit of candidates whose higher digits equal those of the last chosen key
 //   write       writes the mask
 // The last chosen key is the key at which the selection ends. Each block derives the known digits of this key from the
 // earlier counts by itself. Counts are integers, so the order of atomics has no effect.

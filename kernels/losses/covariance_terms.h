@@ -125,7 +125,8 @@ RLK_HD std::uint32_t most_selected(CovarianceKind kind, double ratio, std::int64
   return share < 1 ? 1u : static_cast<std::uint32_t>(share);
 }
 
-// Whether the token with this key is chosen, given the last chosen key. A key holds a priority above a slot.
+// Whether the token with this key is chosen, given the last chosen key. A key consists of a priority (upper half) and a
+// slot (lower half).
 RLK_HD bool is_chosen(CovarianceKind kind, std::uint64_t key, std::uint64_t last) {
   return kind == CovarianceKind::kEntropy ? key >> 32 <= last >> 32 : key <= last;
 }

@@ -356,7 +356,8 @@ struct PolicyStatisticsTerms : EverySum {
 
 RLK_HD float finite_or_zero(float x) { return x < infinity() || is_nan(x) ? x : 0.0f; }
 
-// The factors that a sequence's tokens share, from the sums of the first pass. set_weights sets the weights later.
+// The factors that a sequence's tokens share, from the sums of the first pass. The function set_weights() sets the
+// weights later.
 RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSums<kPolicyStatistics>& of) {
   const PolicySpec& s = p.spec;
   PolicyFactors f;

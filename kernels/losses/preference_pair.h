@@ -229,7 +229,7 @@ RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   Memory::global(p.rejected.d_policy)[i] = one_nan(d_l);
 }
 
-// Computes element i of kKto. The chosen answers precede the rejected answers.
+// Computes answer i for the loss kKto. The chosen answers precede the rejected answers.
 template <class Memory>
 RLK_HD void preference_unpaired(const PreferenceLossParams& p, std::int64_t i) {
   const bool rejected = i >= p.chosen.num;
@@ -283,8 +283,8 @@ RLK_HD std::int64_t preference_order_key(const PreferenceLossParams& p, int whic
   const auto bits = static_cast<std::int32_t>(bits_of(key) & 0x7fffffffu);
   return key < 0.0f ? -std::int64_t{bits} : bits;
 }
-// Two arrays of indices [2, num] are used by the sort, which leaves the order in the second array. Afterwards the first
-// array receives ranks. The function returns row `which` of the first or of the second array.
+// The sort uses two arrays of indices [2, num], and leaves the order in the second array. Afterwards the first array
+// receives ranks. The function returns row `which` of the first or of the second array.
 RLK_HD std::int32_t* preference_indices(const PreferenceLossParams& p, int which, bool first) {
   return (first ? p.ranks : p.order) + which * p.chosen.num;
 }

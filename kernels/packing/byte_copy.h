@@ -1,7 +1,7 @@
 // Copies byte ranges between any addresses, for CUDA and HIP. A thread writes aligned 16-byte vectors of the
-// destination. The alignment of a vector's source decides how the thread reads it. It reads the vector as a whole, as
-// two halves of 8 bytes, as a half between two words, or as five words that it shifts together. Bytes before and after
-// the whole vectors are copied one by one.
+// destination. The alignment of a vector's source decides how the thread reads it. It reads the 16 bytes as one vector,
+// as two halves of 8 bytes, or as 4 + 8 + 4 bytes. If the source is not aligned to 4 bytes, it reads five words of 4
+// bytes and shifts them together. Bytes before and after the whole vectors are copied one by one.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace rlk {
 
 constexpr int kRunChunk = 8;    // vectors per thread
-constexpr int kRunVectors = 4;  // vectors of a thread whose loads are in flight together
+constexpr int kRunVectors = 4;  // number of vectors that a thread loads before it stores any of them
 
 struct alignas(16) Vector16 {
   std::uint32_t words[4];
@@ -125,8 +125,7 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
 // Copies vectors first, first + step, ... of a run: kRunChunk vectors, or all remaining vectors if `last`. With `edges`
 // it also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy them
 // as words if source and destination are aligned.
-// most bytes of a run that lie outside whole vectors: in front, in the middle and at the end
-constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;
+constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // most bytes that lie outside whole vectors
 template <class Memory>
 RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {
   if (r.end == 0 || (first > r.end >> 4 && (!edges || first >= kMostRunEdges))) return;

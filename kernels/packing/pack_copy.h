@@ -22,7 +22,7 @@ namespace rlk {
 constexpr int kPackLog2Threads = 7;  // log2 of the threads per block
 constexpr int kPackThreads = 1 << kPackLog2Threads;
 constexpr int kPackUnits = 8;     // units per thread
-constexpr int kPackTogether = 4;  // units whose loads are in flight together
+constexpr int kPackTogether = 4;  // number of units that a thread loads before it stores any of them
 // Bytes that one block fills at the end of a contiguous packed array. The number is large because these blocks have
 // nothing to do if the capacity equals the number of tokens.
 constexpr std::int64_t kPackTailBytes = 16 * kPackThreads * 32;

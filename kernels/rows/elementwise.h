@@ -28,7 +28,7 @@ template <class Params>
 struct Elementwise;
 
 // Names an array by two members of the params: its pointer and its layout. Two arrays are often halves of packed rows.
-// For the second of them, kBeside is the layout of the first, so that one row offset may serve both arrays.
+// For the second of them, kBeside is the layout of the first, so that both arrays may have the same row offset.
 template <auto kPointer, auto kLayout, auto kBeside = nullptr>
 struct Rows {
   static constexpr auto kData = kPointer;

@@ -69,7 +69,8 @@ inline std::int64_t rope_blocks(const RopeGrid& g) {
   return (std::int64_t{g.slots} + g.slots_of_block - 1) / g.slots_of_block;
 }
 
-// A token's two indices, and the offsets that follow from them.
+// The two indices of a token, in the outer and in the inner dimension of the token arrays, and the offsets that follow
+// from them.
 struct RopeToken {
   std::uint32_t outer, inner;
 

@@ -5,7 +5,7 @@
 
 namespace rlk {
 
-// on CUDA: the largest top_k for which a list of the row's first columns can replace a search
+// on CUDA: the largest top_k for which a list of the row's columns with the lowest ranks can replace a search
 constexpr int kMostListedK = 512;
 // On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases (edits). For this, every row
 // must have a top_k that a list of columns can cut, and rows must have few entries on average.

@@ -1,7 +1,8 @@
 // Computes a row of sample_merge from the payloads of all shards. A shard is a slice of the vocabulary, and its payload
 // is the array that sample_partial wrote for it. A team (row.h) processes one row. If top_k, top_p and min_p cut
-// nothing from the row, the team merges the roots of the shards' trees. If they cut, the payloads hold the shards'
-// first columns. The team then selects the kept columns from these, builds the tree over them, and draws.
+// nothing from the row, the team merges the roots of the shards' trees. If they cut, the payloads hold the columns of
+// lowest rank (terms.h) of each shard. The team then selects the kept columns from these, builds the tree over them,
+// and draws.
 #pragma once
 
 #include "kernels/sample/shard.h"
@@ -238,7 +239,8 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (team_.thread() == 0) *count = kept == p_.valid_vocab ? 0 : kept;
   }
 
-  // Selects the columns that a row keeps from the shards' first ranks. The result is a mask and a list.
+  // Selects the columns that a row keeps. They are among the ranks that the shards' payloads hold. The result is a mask
+  // and a list.
   RLK_DEVICE void cut(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();

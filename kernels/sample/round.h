@@ -1,6 +1,8 @@
-// A row of sample_partial if the shards exchange payloads in four rounds. A team (row.h) computes the row. In rounds 1
-// to 3, RowOfRound reads the shard's columns. In round 4, RowOfCut finds the rank of the last kept column from the
-// shards' payloads alone. After that TreeOfShard builds the tree and draws.
+// A row of sample_partial if the shards exchange payloads in four rounds. A team (row.h) computes the row. Round 1
+// gives some ranks of each shard, the splitters, which cut all ranks into bins. Round 2 gives the number and the mass
+// of the columns in each bin. Round 3 gives the ranks in the bins in which a cut lies. In these rounds, RowOfRound
+// reads the shard's columns. In round 4, RowOfCut finds the rank of the last kept column from the shards' payloads
+// alone. After that TreeOfShard builds the tree and draws.
 #pragma once
 
 #include "kernels/sample/merge.h"

@@ -21,7 +21,7 @@
 
 namespace rlk {
 
-constexpr int kListColumns = 2048;  // candidates that shared memory holds
+constexpr int kListColumns = 2048;  // most candidates that the list in shared memory holds
 constexpr int kScanChunks = 64;     // chunks of bins in a histogram
 constexpr int kMaxTeam = 256;
 
@@ -43,7 +43,7 @@ struct alignas(16) SampleState {
   std::uint64_t kept;  // number of kept columns, as counted while the tree is built
   std::int32_t status;
   std::int32_t marked;     // whether the mask describes the kept set; if not, `last` and `least` describe it
-  std::int32_t listed;     // number of columns of a merged row whose z are in a list
+  std::int32_t listed;     // for a row of a merge: number of columns in the list of columns and their z
   std::int32_t waits = 0;  // what a row still needs on CUDA (cuda/sample/team.cuh)
   // on CUDA: one more than the number in kept_offsets, if later rows may already use this number; else 0
   std::uint64_t published = 0;
@@ -92,7 +92,7 @@ RLK_HD std::uint64_t listed_column(std::int64_t id, float z) {
   return static_cast<std::uint64_t>(id) << 32 | static_cast<std::uint32_t>(bits_of(z));
 }
 
-// The data that the selection and the tree share: the row's columns, and which of them are present.
+// The data that the selection and the tree share: the row's columns, and which of them are present (valid and allowed).
 template <class Team, class T, Exp kExp, Columns kColumns>
 class SampleColumns {
  public:

@@ -1,5 +1,6 @@
-// Selects the columns of a row that sample keeps. The result is the rank of the last kept column and the least mass
-// that min_p keeps, or a mask if few columns are kept. row.h defines a team.
+// Selects the columns of a row that sample keeps. Columns are ordered by rank (terms.h): by descending z, then by
+// ascending id. The result is the rank of the last kept column and the least mass that min_p keeps, or a mask if few
+// columns are kept. row.h defines a team.
 #pragma once
 
 #include "kernels/sample/row.h"
@@ -180,12 +181,12 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
     least_ = min_mass;
   }
 
-  // The first step of a search for the columns that reach a mass. This step visits the surviving columns up to rank
-  // last_, and computes counts and masses of bins of equal width in z. z_first is the row's largest z. The columns of
-  // the bin in which the mass is reached go to the list if they fit. The columns before this bin also go to the list,
-  // if all of them fit. Returns the mass that the rest of the search must reach.
-  // share, goal: the mass to reach is this share of the visited columns' mass, or `goal` if the share is 1.
-  // last: receives the last rank of the list. keeps_list: receives whether the list has the columns before the bin.
+  // The first step of a search for the first columns whose masses add up to a goal. This step visits the surviving
+  // columns up to rank last_, and computes counts and masses of bins of equal width in z. z_first is the row's largest
+  // z. The columns of the bin in which the goal is reached go to the list if they fit. The columns before this bin also
+  // go to the list, if all of them fit. Returns the mass that the rest of the search must reach. share, goal: the goal
+  // is this share of the visited columns' mass, or `goal` if the share is 1. last: receives the last rank of the list.
+  // keeps_list: receives whether the list has the columns before the bin.
   RLK_DEVICE std::uint64_t list_bin(float z_first, float share, std::uint64_t goal, std::uint64_t* last,
                                     bool* keeps_list) {
     const float scale = mul_rn(c_, static_cast<float>(kDigitBins) / kMassRange);

@@ -1,6 +1,6 @@
 // A row of sample_partial, computed by a team (row.h) for a shard, which is a slice of the vocabulary. The team
-// computes the shard's first columns, its tree, the draw below the tree's root, and the words for raw_logprob. It
-// writes them to the payload that ops/sample.h defines.
+// computes the shard's columns of lowest rank, its tree, the draw below the tree's root, and the words for raw_logprob.
+// It writes them to the payload that ops/sample.h defines.
 #pragma once
 
 #include "kernels/sample/select.h"
@@ -165,7 +165,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
       if (count != nullptr) *count = present;
     }
   }
-  // Runs after run_tree.
+  // Draws a column; must run after run_tree().
   RLK_DEVICE void run_draw() {
     const float m = float_of(team_.global(words_)[kOfM]);
     if (!has_tree() || team_.global(words_)[kOfKind] == -1 || is_nan(m) || m == -infinity()) return;
@@ -177,7 +177,7 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
     }
   }
 
-  // Writes the raw words. The params must come from raw_pass.
+  // Writes the raw words. The object must have the params that raw_pass() returns.
   RLK_DEVICE void run_raw() {
     const auto word = team_.global(words_);
     if (word[kOfStatus] != kOk || p_.parts.count == 0) return;
@@ -195,8 +195,8 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Whether this shard computes a tree for the row: the row has no error, and is either not truncated or truncated in
-  // rounds.
+  // Whether this shard computes a tree for the row. It does if the row has no error, and top_k, top_p and min_p cut
+  // nothing or cut in rounds.
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }

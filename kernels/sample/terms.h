@@ -68,8 +68,8 @@ RLK_HD int highest_bit_of(std::uint64_t x) {
   return 63 - __builtin_clzll(x);
 #endif
 }
-// The largest float that is at most r * both / 2^32 and is not subnormal. `both` is the sum of two nodes, and is 0 or a
-// normal number.
+// The largest float that is at most r * both / 2^32 and is not subnormal, for a random word r. `both` is the sum of two
+// nodes, and is 0 or a normal number.
 RLK_HD float left_bound(std::uint32_t r, float both) {
   const auto b = static_cast<std::uint32_t>(bits_of(both));
   const std::uint64_t product = std::uint64_t{r == 0 ? 1 : r} * ((b & 0x7fffffu) | 0x800000u);  // in [2^23, 2^56)
@@ -115,7 +115,7 @@ RLK_HD int leaf_height(std::int64_t vocab_size) {
   constexpr std::uint32_t kParts = kNumParts, kColumns = kLeafColumns;
   auto columns = static_cast<std::uint32_t>(vocab_size);
 #if defined(__HIP_DEVICE_COMPILE__)
-  asm("" : "+v"(columns));  // keeps the steps below out of SGPRs, of which a shard's merge has too few
+  asm("" : "+v"(columns));  // keeps the steps below out of SGPRs, because the merge of shards has too few of them
 #endif
   const std::uint32_t blocks = (columns + 7) / 8, missing = blocks % kParts == 1 ? 8 * blocks - columns : 0;
   const std::uint32_t leaves = (8 * ((blocks + kParts - 1) / kParts) - missing + kColumns - 1) / kColumns;

@@ -84,7 +84,7 @@ class MaskStretch {
   }
 
  private:
-  static constexpr int kAhead = 2;  // vectors of flags per thread whose loads are in flight together
+  static constexpr int kAhead = 2;  // number of vectors of flags that a thread loads before it uses any of them
 
   // The index is kept in a vector register. Wave-uniform values that depend on it would otherwise need more SGPRs than
   // there are.

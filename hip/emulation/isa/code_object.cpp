@@ -211,7 +211,7 @@ void disassemble(Code& code, const u8* elf, u64 size) {
 // Reports scratch memory, float modes that would change results, and registers beyond the number that the kernel
 // requests.
 void check_kernel(const Code& code, const Kernel& kernel) {
-  constexpr u32 kFloatMode = 0xf0;  // to nearest, denormals kept
+  constexpr u32 kFloatMode = 0xf0;  // float mode: rounds to nearest and keeps denormals
   const u32 split = kernel.first_accumulator(), all = kernel.num_vgprs();
   const auto say = [&](const std::string& what, u64 detail) {
     write_report(Severity::kFault, nullptr, nullptr, what + " | " + kernel.name, detail);

@@ -71,8 +71,8 @@ T saturated(double x) {
 }
 
 // The next functions are the three instructions of a division, as AMD's description of the instruction set defines
-// them. The description leaves one case open: only 1/d is denormal. In that case this function scales the divisor by
-// 2^-64.
+// them. The description leaves one case open, in which 1/d is denormal but n/d is not. In that case this function
+// scales the divisor by 2^-64.
 u32 division_scaled(u32 value, u32 divisor, u32 dividend, bool& scaled) {
   const float d = as_float(divisor), n = as_float(dividend);
   const auto by = [&](int e) { return as_bits(std::ldexp(as_float(value), e)); };
