@@ -1,6 +1,6 @@
 // All checks of arguments. Each class or function reads an array or a number from Python, or raises an error that names
-// the argument, the expected value and the given value. Operands over rows come first, then tokens of sequences
-// (docs/tokens.md) and vectors.
+// the argument, the expected value and the given value. Operands with independent rows come first. Then follow arrays
+// over the tokens of sequences (docs/tokens.md), and vectors.
 #pragma once
 
 #include <algorithm>
@@ -151,12 +151,13 @@ struct GroupsArgument {
   std::int64_t num_groups = 0, size = 0;
 };
 
-// Sets a field of params to one value per token.
+// Sets a field of params to an array with one value per token.
 inline void fill(PolicyTokens* tokens, const PolicyTokens& a) { *tokens = a; }
 inline void fill(TokenArray<const float>* rows, const PolicyTokens& a) { *rows = {a.data, a.sequence_stride}; }
 
 // Arrays over the tokens of padded or packed sequences: [num_sequences, num_tokens], [num_tokens] with cu_seqlens, or
-// [num_tokens] for one sequence. Tokens are contiguous. The first array of a call decides the form.
+// [num_tokens] for one sequence. Tokens are contiguous. The first array of a call decides which of these shapes the
+// call has.
 class TokenArguments {
  public:
   TokenArguments(Frame* frame, nb::handle tokens, const char* name, nb::handle cu_seqlens,
@@ -170,8 +171,8 @@ class TokenArguments {
   PolicyTokens first() const { return {static_cast<const float*>(first_->data), row_stride(), 1}; }
   TokenMask first_mask() const { return flags_of(first_); }
 
-  // Reads a float32 array of the same shape. With `per_sequence` the array may also have one value per sequence. None
-  // gives an array without data.
+  // Reads a float32 array that has the shape of the first array. With `per_sequence` it may also have one value per
+  // sequence. None gives an array without data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts

@@ -42,7 +42,8 @@ inline void require_bytes(std::int64_t least, std::int64_t bytes, const char* of
   require(bytes >= least, "workspace_bytes", "at least ", least, " for ", of, ", got ", bytes);
 }
 
-// Releases the GIL for its scope: a launch may wait for a full queue, whose callbacks may need the interpreter.
+// Releases the GIL for its scope. A kernel's launch may wait until a full queue has room, and callbacks in the queue
+// may need the interpreter.
 //
 // A daemon thread that returns while the interpreter ends gets no GIL. Before Python 3.14, PyEval_RestoreThread then
 // ends the thread by unwinding its stack. A noexcept function on the stack, such as nanobind's calls, does not allow
@@ -93,12 +94,12 @@ class Results {
     *field = static_cast<T*>(data);
     return *this;
   }
-  // Adds several outputs of one shape in the same way.
+  // Adds several outputs of one shape, as add() does.
   template <class... T>
   Results& each(Shape shape, bool wanted, T**... fields) {
     return (add(fields, shape, wanted), ...);
   }
-  // Adds one of the caller's arrays, which is written in place.
+  // Adds one of the caller's arrays, which the call writes in place.
   Results& add(nb::handle array) {
     arrays_[count_++] = nb::borrow(array);
     return *this;
@@ -123,7 +124,7 @@ class Results {
     call(kernel, p, accumulates);
     return result();
   }
-  // Runs the kernel in the same way, with the workspace that it needs.
+  // Like run() above, for a kernel that needs a workspace.
   template <class Params, class Bytes>
   nb::object run(void (*kernel)(const Params&, Device, Stream), Params* p, Bytes workspace_bytes,
                  bool accumulates = false) {
@@ -131,9 +132,9 @@ class Results {
     const nb::object workspace = take_workspace(caller_, workspace_bytes(*p, caller_.device), &p->workspace);
     return run(kernel, *p, accumulates);
   }
-  // Runs a kernel in the same way, with the largest useful workspace: at most `limit` bytes or, without a limit, the
-  // usual size. The workspace begins at a multiple of kWorkspaceAlign, wherever the allocator's memory begins.
-  // `on_cpu`: whether the CPU backend takes a workspace, too.
+  // Like run(), with the largest useful workspace: at most `limit` bytes or, without a limit, the usual size. The
+  // workspace begins at a multiple of kWorkspaceAlign, wherever the allocator's memory begins. `on_cpu`: whether the
+  // CPU backend takes a workspace, too.
   template <class Params>
   nb::object run_within(std::optional<std::int64_t> limit, bool on_cpu,
                         WorkspaceRange (*range_of)(const Params&, Device),
@@ -215,7 +216,7 @@ template <class Field, class Value>
 void fill(Field* field, const Value& value) {
   *field = static_cast<Field>(value);
 }
-// A `read` for values that Python has checked.
+// The `read` of RLK_FILL for values that Python has already checked.
 template <class Value>
 Value as_given(Value value, const char*) {
   return value;

@@ -115,9 +115,9 @@ class Array {
   std::unique_ptr<void, void (*)(void*)> owner_{nullptr, nullptr};  // the managed tensor that a capsule held
 };
 
-// The last arguments of a function that allocates. `allocate` is a callable (shape, dtype name) -> (array, its DLPack
-// capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps the arrays
-// of the call alive. All arrays are on the device of the first array, whose framework allocates the outputs.
+// The last arguments of a function that allocates its outputs. `allocate` is a callable (shape, dtype name) -> (array,
+// its DLPack capsule), or None for torch tensors. `stream` is the stream of arrays that come as capsules. A Frame keeps
+// the arrays of the call alive. All arrays are on the device of the first array, whose framework allocates the outputs.
 struct Frame {
   nb::handle allocate = Py_None;
   std::uintptr_t stream = 0;

@@ -18,7 +18,7 @@ std::int64_t read_size(nb::handle value, const char* name) {
   return size;
 }
 
-// Reads ids [...], with any shape whose dimensions collapse to two strides.
+// Reads ids [...]. Their shape may have any number of dimensions that two strides can describe.
 const Array& read_ids(Frame* frame, nb::handle object, EmbeddingTokens* to) {
   const Array& ids = frame->read(object, "ids", kIndices);
   to->id_rows = read_layout(ids, ids->ndim, "dimensions");

@@ -101,8 +101,8 @@ RLK_FUNCTION(vtrace,
   return run_gae(frame, &tokens, p, mask, bootstrap);
 }
 
-// Returns (advantage, mean or None, std or None, status or None). baseline_kind, scale and alone are the numbers of the
-// contract's enums, which ops/group_advantage.py passes. Exactly one of offsets, ids and a size is given.
+// Returns (advantage, mean or None, std or None, status or None). `baseline_kind`, `scale` and `alone` are numbers of
+// the contract's enums, as ops/group_advantage.py passes them. Exactly one of offsets, ids and a size is given.
 RLK_FUNCTION(group_advantage, (rewards, group_offsets, group_ids, lengths, baseline), std::int64_t group_size,
              int baseline_kind, int scale, int alone, bool leave_one_out, bool best_only, bool by_nonzero,
              bool exclude_nan, nb::handle eps, nb::handle f_norm, bool return_stats, bool return_status) {

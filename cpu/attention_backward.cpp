@@ -44,7 +44,8 @@ class Tiles {
   Tiles(const AttentionCall& call, const AttentionBackwardParams& p)
       : p(p), spans(call.params()), read(spans), group(p.num_q_heads / p.num_kv_heads), how(scores_of(p)) {}
 
-  // Prepares products of at most `rows` rows. They use the matrix unit's arithmetic if the call asks for it.
+  // Prepares products of at most `rows` rows. The products use the arithmetic of sm_90's matrix unit if the call asks
+  // for it.
   void begin_products(std::int64_t rows) {
     const LinearUnit unit = {attention_products(p), p.dtype};
     if (unit.arithmetic != Arithmetic::kIeee) mma_.emplace(unit, rows);

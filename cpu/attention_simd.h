@@ -47,15 +47,16 @@ struct AttentionLanes {
   // step].
   bool (*gradients)(float* products, float* dp, AttentionColumns sees, AttentionScores how, const float* u,
                     const float* delta, int step, Exp exp, DType dtype);
-  // sums[i] = a chain over j ascending of weights[i][j] * x[j], continued from sums[i]. `holes`: some weight may be
-  //   kNothing.
+  // sums[i] = a chain over j ascending of weights[i][j] * x[j], continued from sums[i]. `holes` says that some
+  //   weight may be kNothing (see below).
   void (*accumulate)(const float* weights, const AttentionColumns* sees, int rows, bool holes, const float* x,
                      std::int64_t columns, float* sums);
   void (*scale)(float* x, std::int64_t count, float factor);  // x *= factor
   // total = fma(total, factor, x * factor_of_x). Counts are multiples of kColumns.
   void (*merge)(float* total, const float* x, std::int64_t count, float factor, float factor_of_x);
   void (*add)(float* total, const float* x, std::int64_t count);  // total += x
-  // Dot product in eight chains over d, whose sums are then added in the order of l's chains.
+  // Dot product in eight chains over d. The sums of the chains are added in the order of the chains of l
+  // (rlk/ops/attention.h).
   float (*dot)(const float* a, const float* b, std::int64_t head_dim);
   void (*store)(const float* row, std::int64_t head_dim, DType dtype, unsigned char* to);
 };

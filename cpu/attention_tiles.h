@@ -27,7 +27,7 @@ class AttentionCall {
   AttentionTree<AttentionInput> params_;
 };
 
-// Tasks: at most `piece` queries, or keys, of a sequence, for one key head.
+// The tasks of a call. A task is at most `piece` queries or keys of a sequence, for one key head.
 class AttentionTasks {
  public:
   struct Task {

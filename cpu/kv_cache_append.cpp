@@ -14,7 +14,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 1 << 17;  // with fewer bytes, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskBytes = 1 << 17;  // a smaller task would save less time than waking a thread costs
 
 void copy(const CacheAppendParams& p, const CacheAppendSide& s, std::int64_t t, std::int64_t at) {
   const std::int64_t size = size_of(p.dtype);

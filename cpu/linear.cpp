@@ -18,7 +18,7 @@ namespace rlk::cpu {
 namespace {
 
 constexpr std::int64_t kBiasColumns = 128;     // columns per task: four cache lines of a row
-constexpr std::int64_t kBiasElements = 65536;  // with fewer elements, waking a thread costs more than the task saves
+constexpr std::int64_t kBiasElements = 65536;  // a smaller task would save less time than waking a thread costs
 constexpr std::int64_t kTreeElements = 32768;
 constexpr std::int64_t kTreeColumns = 1024;  // columns that tree_sum() takes at a time; their sums stay in L1
 constexpr int kBiasGroups = kTokenBlock / kBiasGroupRows;

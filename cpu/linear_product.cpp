@@ -24,7 +24,7 @@ constexpr std::int64_t kBlockRows = 384;     // kBlockRows x kPanelStride floats
 constexpr std::int64_t kBlockColumns = 512;  // kBlockRows x kBlockColumns floats of sums: 768 KiB
 constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
                                              // waiting
-// Products per thread. With fewer products, waking a thread costs more than it saves.
+// Products per thread. A thread with fewer products would save less time than waking it costs.
 constexpr std::int64_t kTaskProducts = 200000;
 constexpr int kLevels = 3;  // levels of rule 2's tree
 

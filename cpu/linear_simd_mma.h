@@ -111,8 +111,9 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   // The seven lowest bits of products * 2^7 >> drop, which lie below the unit.
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
-  // If |upper| < 2^24, upper and lower fit one integer. Otherwise the conversion rounds off at least two bits of
-  // `sticky`. The lowest bit of `sticky` then stands for the seven bits of `lower`: it is set if any of them is set.
+  // If |upper| < 2^24, `upper` and `lower` fit one integer. Otherwise `sticky` is converted to fp32. Its lowest bit
+  // stands for the seven bits of `lower`: it is set if any of them is set. That is enough, since the conversion rounds
+  // off at least two bits of `sticky`.
   const Mask fits = (upper >= -(1 << 24)) & (upper < (1 << 24));
   const Ints all = (upper << 7) | lower;
   const Ints sticky = (upper << 1) | select(lower == 0, splat(0), splat(1));

@@ -24,7 +24,7 @@
 namespace rlk::cpu {
 namespace {
 
-// Columns per task. With fewer columns, waking a thread costs more than the task saves.
+// Columns per task. A task of fewer columns would save less time than waking a thread costs.
 constexpr std::int64_t kTaskColumns = 16384;
 constexpr std::int64_t kTasksPerThread = 4;  // several tasks per thread, so that one slow task does not keep all others
                                              // waiting
@@ -61,7 +61,7 @@ struct Row {
   float temperature;
   std::int32_t failed;  // status bits for which the row's statistics are not computed
   const std::int32_t* kept;
-  std::int64_t kept_count;  // 0: every column
+  std::int64_t kept_count;  // 0: every column is kept
 
   bool target_here(const LogprobInput& p) const {
     return target_valid && target >= p.vocab_start && target - p.vocab_start < p.num_columns;
@@ -111,7 +111,7 @@ const std::uint64_t* kept_bitmap(const LogprobInput& p, const Row& r, std::int64
   return memory->data();
 }
 
-// [first, first + columns) among the columns in memory.
+// A range of columns, [first, first + columns), counted from the first column in memory.
 struct Run {
   std::int64_t first, columns;
 };

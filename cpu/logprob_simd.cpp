@@ -518,7 +518,7 @@ SoftmaxStats stats_of(const LogprobRow& row, std::int64_t first, std::int64_t co
 
 template <class T, Exp kExp>
 void backward_of(const LogprobBackwardRow& row, std::int64_t first, std::int64_t columns, const std::uint64_t* kept) {
-  const bool entropy = row.b != 0.0f;  // true for NaN, too
+  const bool entropy = row.b != 0.0f;  // a NaN also gives true
   if (is_transformed(row, kept)) return backward_columns<T, kExp, true, true>(row, first, columns, kept);
   return entropy ? backward_columns<T, kExp, false, true>(row, first, columns, kept)
                  : backward_columns<T, kExp, false, false>(row, first, columns, kept);

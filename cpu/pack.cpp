@@ -12,7 +12,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskBytes = 1 << 17;  // with fewer bytes, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskBytes = 1 << 17;  // a smaller task would save less time than waking a thread costs
 
 std::int64_t length_at(const PackLayoutParams& p, std::int64_t i) {
   if (p.lengths_dtype == DType::kInt64) return static_cast<const std::int64_t*>(p.lengths)[i];

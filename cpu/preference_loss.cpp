@@ -18,7 +18,7 @@ namespace {
 
 const PreferenceLossLanes& lanes() { return RLK_CPU_LANES_IN_USE(preference_loss_simd); }
 
-constexpr std::int64_t kTaskPairs = 512;  // with fewer pairs, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskPairs = 512;  // a smaller task would save less time than waking a thread costs
 
 void rank(const PreferenceLossParams& p) {
   for (int which = 0; which < 2; ++which) {

@@ -18,7 +18,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskElements = 16384;  // with fewer elements, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskElements = 16384;  // a smaller task would save less time than waking a thread costs
 
 const RopeLanes& lanes() { return RLK_CPU_LANES_IN_USE(rope_simd); }
 

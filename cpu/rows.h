@@ -15,7 +15,7 @@ inline unsigned char* row_at(void* data, const RowLayout& rows, std::int64_t row
   return data == nullptr ? nullptr : static_cast<unsigned char*>(data) + rows.offset(row) * size_of(t);
 }
 
-constexpr std::int64_t kTaskElements = 16384;  // with fewer elements, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskElements = 16384;  // a smaller task would save less time than waking a thread costs
 inline std::int64_t rows_of_a_task(std::int64_t columns) {
   return std::max<std::int64_t>(kTaskElements / (columns + 1), 1);
 }

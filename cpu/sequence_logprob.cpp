@@ -15,7 +15,7 @@
 namespace rlk::cpu {
 namespace {
 
-constexpr std::int64_t kTaskTokens = 65536;  // with fewer tokens, waking a thread costs more than the task saves
+constexpr std::int64_t kTaskTokens = 65536;  // a smaller task would save less time than waking a thread costs
 
 struct OfBf16 {
   using Storage = std::uint16_t;

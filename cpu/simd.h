@@ -56,7 +56,7 @@ struct Floats {
 
 namespace rlk {
 
-// a - 0 keeps the sign of a zero, which 0 + a does not.
+// a - 0 keeps the sign of a zero; 0 + a would lose it.
 template <>
 RLK_HD cpu::RLK_CPU_ISA::Floats broadcast<cpu::RLK_CPU_ISA::Floats>(float a) {
   return {a - cpu::RLK_CPU_ISA::Vector<float>{}};
@@ -161,7 +161,7 @@ RLK_HD Mask mask_of(unsigned bits) {
 #endif
 }
 
-// Access to memory without alignment.
+// Access to memory at any alignment.
 template <class V>
 RLK_HD V load_bytes(const void* p) {
   V v;

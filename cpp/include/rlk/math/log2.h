@@ -9,8 +9,8 @@
 // log2:  0 and -0 give -Inf; x < 0 and NaN give canonical_nan(); +Inf gives +Inf; a subnormal x is as accurate as any
 //        other; log2(2^k) == k for every integer k.
 // log1p: -1 gives -Inf; x < -1 and NaN give canonical_nan(); +Inf gives +Inf; -0 gives -0.
-// Both functions never decrease from one fp32 value to the next. Coefficients come from tools/minimax.py for the
-// relative error of the result. Each coefficient is rounded to fp32 before the next coefficient is solved for.
+// Neither function decreases from one fp32 value to the next. Coefficients come from tools/minimax.py for the relative
+// error of the result. Each coefficient is rounded to fp32 before the next coefficient is solved for.
 #pragma once
 
 #include "rlk/math/horner.h"

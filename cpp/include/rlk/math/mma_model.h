@@ -14,9 +14,9 @@
 //                 subnormal operands and results flushed to zero
 // A zero sum of a gfx step is +0, since the kernels for gfx units add +0 to each dot product. Without this addition,
 // the sign of an underflowed sum would depend on the instruction's shape. Instructions of gfx90a flush a zero or
-// subnormal accumulator to +0 when they begin; with 32x32x8 a step has two instructions, so it flushes twice.
-// "Exponent" means the value of the exponent field. A product's exponent is the sum of its operands' exponents, so its
-// significand lies in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
+// subnormal accumulator to +0 when they begin; with the instruction 32x32x8 a step has two instructions, so it flushes
+// twice. "Exponent" means the value of the exponent field. A product's exponent is the sum of its operands' exponents,
+// so its significand lies in [1, 4). A subnormal has the smallest normal exponent and a significand below 1.
 // The ends of the range on sm_90: subnormal operands, accumulators and results count in full. A zero sum is +0, even if
 // every addend is -0, and so is a negative sum that rounds to zero. A sum of magnitude 2^128 or more becomes Inf,
 // although rounding is toward zero. Products beyond the fp32 range may cancel before the sum is compared with 2^128.

@@ -28,12 +28,12 @@
 //   sees key j if j <= n. With a window, which needs `causal`, key j must also satisfy n - window_size < j.
 // Query head h reads key head h / (Hq / Hkv). A query that sees no key, or is not in use, is not read. Its out is +0
 // and its lse is -Inf. A key that a query does not see contributes nothing to the query's row, and the query
-// contributes nothing to the key's gradients. The same holds for a key whose score is -Inf. Tokens not in use (past
-// seqused, left padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. If a row
-// does not see a token that is in use, a matrix unit multiplies the token's values by 0 for this row. So NaN or Inf in
-// the token may make rows and gradients of the same sequence NaN, but not those of another sequence. The keys are cut
-// into blocks of attention_block(D) keys, and into splits that end where attention_split_end says. Blocks and splits
-// are counted from key 0.
+// contributes nothing to the key's gradients. A key whose score is -Inf is treated in the same way. Tokens not in use
+// (past seqused, left padding, tails of pages, tokens of other sequences) contribute nothing, whatever they hold. If a
+// row does not see a token that is in use, a matrix unit multiplies the token's values by 0 for this row. So NaN or Inf
+// in the token may make rows and gradients of the same sequence NaN, but not those of another sequence. The keys are
+// cut into blocks of attention_block(D) keys, and into splits that end where attention_split_end says. Blocks and
+// splits are counted from key 0.
 // f(e) = 2^e for an integer e >= -126, else 0. A product with f(e) is the IEEE product and keeps subnormal results.
 // Forward, for one query and head, over the keys that the query sees, ascending:
 //   s_j = q . k_j : one chain of fma over d ascending from +0
@@ -122,7 +122,7 @@
 // A list may contradict the arrays: by an offset that descends or is out of range, a count that is negative or too
 // large, or a page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads
 // nothing out of range and writes every output. It clamps offsets and counts, treats a token outside every sequence as
-// not in use, and takes NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a
+// not in use, and uses NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a
 // root with one key, which is NaN. With `parents`, the last offset must be q_tokens.
 // All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once

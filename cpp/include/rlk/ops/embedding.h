@@ -16,12 +16,13 @@
 //                   canonical
 //
 // A chain that begins at +0 never gives -0, and a tree over such chains never gives -0 either. So a group or a subtree
-// without a token of row v may be left out, or be +0, with the same bits. The summation work then depends on the tokens
-// alone. A row of dweight without a token is +0; with main_grad such a row is neither read nor written.
+// without a token of row v may be left out, or be +0, with the same bits. The number of additions then depends on the
+// tokens alone, not on the size of the table. A row of dweight without a token is +0; with main_grad such a row is
+// neither read nor written.
 // A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has
-// the same bits for any stride, any other ids and rows, and any shard of the vocabulary. All backends have the same
-// bits. All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`, and
-// their backward allocates.
+// the same bits for any stride and any shard of the vocabulary, whatever the other ids and rows are. All backends give
+// the same bits. All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore
+// `stream`, and their backward allocates.
 #pragma once
 
 #include <cstdint>

@@ -109,7 +109,7 @@ void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream s
 
 // Bytes of workspace that make a product faster, or 0 if none would. On sm_90 the workspace holds copies of operands
 // whose rows do not begin at multiples of 16 bytes. The copies take at most about 256 MiB. No bit depends on the
-// workspace. Params is the struct of one of the three products above.
+// workspace. `Params` is LinearParams, LinearInputGradParams or LinearWeightGradParams.
 template <class Params>
 std::int64_t linear_workspace_bytes(const Params& p, Device device);
 

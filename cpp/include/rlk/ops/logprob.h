@@ -30,7 +30,7 @@
 //   dz_y = fma(p_y, fma(b, max(t_y, -127), a), fl(fl(-g * expm1(fl(ln2 * t_y))) + d))
 // So -logprob is the cross-entropy against a label with weight 1 - e on the target plus e spread evenly over all
 // columns. A row whose dlogprob, dlse and dentropy are all 0 gets gradients of +0 and is not read. A bad target makes g
-// NaN where dlogprob is not 0. Columns past valid_vocab and columns not kept get +0, even in NaN rows.
+// NaN where dlogprob is not 0. Columns past valid_vocab and columns not kept get gradients of +0, even in NaN rows.
 // Row i has the same bits for any number of rows, any stride and any shard count. With Exp::kPortable it also has the
 // same bits on every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every
 // gradient +0.

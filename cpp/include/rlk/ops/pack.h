@@ -3,13 +3,13 @@
 // arrays. Both operators copy bytes, so NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
-//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1   (written with a mask alone).
+//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1. Only a mask gives positions.
 //   On the CPU, unpack throws InvalidArgument if the positions of a row with tokens are not 0, 1, 2, ..., one for
-//   each token of the sequence, and -1.
+//   each token of the sequence, and -1 at all other places.
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
 //   status          : bit 0: a length was out of range and is clamped; bit 1: there are more tokens than `capacity`
-// If a bit would be set, the CPU throws InvalidArgument instead, before it writes anything.
+// Where a GPU would set a bit of `status`, the CPU throws InvalidArgument before it writes anything.
 // pack:   packed[cu_seqlens[i] + p] = padded[i, t] for each p below cu_seqlens[i + 1] - cu_seqlens[i]. Without
 //         positions t = p; with positions, t is the token with positions[i, t] = p.
 //         packed[cu_seqlens[num_sequences] ...] = fill.

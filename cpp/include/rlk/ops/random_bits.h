@@ -18,7 +18,7 @@
 
 namespace rlk {
 
-// An integer per row, or a single integer for all rows.
+// One integer for each row, or a single integer for all rows.
 struct RowIntegers {
   const void* data = nullptr;  // [num_rows], dtype, or null: `value` for every row
   std::int64_t value = 0;

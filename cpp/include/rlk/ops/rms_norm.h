@@ -3,7 +3,7 @@
 //
 // Row i has K = columns values. For column k:
 //   h      = x; with a residual h = round(fl(x + residual)) to dtype. This h is new_residual
-//   sum(f) : 256 virtual lanes. Column k belongs to lane (k / 8) % 256. A lane is the chain s = f(k, s) over its
+//   sum(f) : a sum in 256 virtual lanes. Column k is in lane (k / 8) % 256. A lane is the chain s = f(k, s) over its
 //            columns, ascending, from s = +0. A perfect binary tree adds the lanes; a lane without columns is +0. A
 //            zero sum is +0
 //   rstd   = fl(1 / fl(sqrt(fl(fl(sum(fma(h, h, s)) / K) + eps))))
@@ -37,7 +37,8 @@ constexpr int kRmsNormLaneColumns = 8;        // consecutive columns of a lane
 constexpr std::int64_t kRmsNormBlock = 8192;  // rows per block of rule 9
 constexpr int kRmsNormGroupRows = 64;
 
-// Matrices may have any row layout; columns are contiguous. In place, y may be x and new_residual may be residual.
+// Matrices may have any row layout; columns are contiguous. A call may work in place: y may be x, and new_residual may
+// be residual.
 struct RmsNormParams {
   const void* x = nullptr;         // [num_rows, columns], dtype
   const void* residual = nullptr;  // [num_rows, columns], dtype, or null

@@ -11,7 +11,7 @@
 // Columns are ranked by z, descending, then by id, ascending; +0 and -0 are equal. T is positive, so it changes no
 // rank.
 // Truncation has three steps, which are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of
-// the first rank:
+// the column that ranks first:
 //   min_p : keeps w_j >= min_p * w_max                      0 cuts nothing
 //   top_k : keeps the first k of the rest                    0 cuts nothing
 //   top_p : keeps j if the columns of the rest that rank before j have a mass < top_p * total     1 cuts nothing
@@ -24,8 +24,8 @@
 // logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
-// The draw descends that tree. With r = word w of the token in random_stream (ops/random_bits.h), the draw goes to the
-// left child where
+// The draw descends the tree of these nodes. With r = word w of the token in random_stream (ops/random_bits.h), the
+// draw goes to the left child where
 //   r * S_both < 2^32 * S_left         exact; combine() scales S_left to the reference of S_both
 // Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
@@ -40,8 +40,8 @@
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
 // their ids. Any other log-probability has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or
 // for the raw logits. Where the row's logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
-// Greedy rows take the first rank, and have logprob at temperature 1 over the present columns. For these rows T, top_k,
-// top_p, min_p and the keys are not read.
+// Greedy rows take the column that ranks first. Their logprob is at temperature 1, over the present columns. For these
+// rows T, top_k, top_p, min_p and the keys are not read.
 //
 // Kept sets are stored in CSR form, with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill
 // kept_ids in their order until a row does not fit into kept_capacity. From that row on, every row whose count is not 0
@@ -112,11 +112,11 @@
 //   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column.
 //   round 4: nothing; the root and the drawn column belong to the kept columns.
 // Round 2 knows the row's reference m, since the payloads of round 1 hold the first ranks of all shards. The bins of
-// round 2 hold at most `step` columns of each shard. Their counts tell which bin has the k-th column. The total of
-// top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies in one of few bins. Round
-// 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the candidates, as sample does.
-// So a rank and a mass decide for each column whether it is kept. Round 4 also gives the kept ids of a shard,
-// ascending, in every row without a status bit.
+// round 2 hold at most `step` columns of each shard. The counts of the bins tell which bin has the k-th column. So the
+// total in the condition of top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies
+// in one of few bins. Round 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the
+// candidates, as sample does. So a rank and a mass decide for each column whether it is kept. Round 4 also gives the
+// kept ids of a shard, ascending, in every row without a status bit.
 #pragma once
 
 #include <cstdint>

@@ -15,18 +15,19 @@
 //           R = fl(R + min(fl(fl((overlong_begin - n) / overlong_buffer) * overlong_penalty), 0)). Integers are rounded
 //           to fp32 after they are subtracted
 //           x = fl(x + R) at `last`
-// rewards = x. costs = cost of the sequence at `last`, else +0. combined = fl(x - fl(lagrange * costs)), or x if
-// lagrange is 0. With normalize_lagrange combined is then divided: fl(combined / fl(1 + lagrange)). A lagrange on the
-// device that is negative, infinite or NaN makes combined NaN. lengths = n.
+// rewards = x. costs = the sequence's cost at its token `last`, and +0 at all other tokens.
+// combined = fl(x - fl(lagrange * costs)), or x if lagrange is 0. With normalize_lagrange combined is then divided:
+// fl(combined / fl(1 + lagrange)). A lagrange on the device that is negative, infinite or NaN makes combined NaN.
+// lengths = n.
 // A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and
 // infinite rewards are not left out: they appear in their sequence's output, at their own place.
 // Masked tokens are +0, and nothing in a masked slot changes a bit. Every zero is +0, and NaN results are canonical. A
 // sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
-// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. The
-// same holds for span_offsets that do not ascend from 0 to num_spans. On a GPU R of such a sequence is NaN, and the bad
-// span and the sequence's later spans add no reward. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument.
-// On a GPU the sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside every sequence are
-// not written. The call enqueues on `stream`; it neither allocates nor synchronises.
+// The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It
+// also throws for span_offsets that do not ascend from 0 to num_spans. On a GPU R is NaN in a sequence with such a
+// fault. The bad span and the sequence's later spans add no reward. With bad offsets (docs/tokens.md) the CPU throws
+// InvalidArgument. On a GPU the sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside
+// every sequence are not written. The call enqueues on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -12,9 +12,10 @@
 // of the whole sequence, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens outside every sequence.
 // `round` rounds to dtype, to nearest even. A NaN is canonical.
-// For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives such a
-// sequence sum NaN, count 0 and status 1, reads nothing for it, and gives its tokens the gradient +0. Where offsets
-// overlap, a token gets the gradient of one of the sequences that contain it.
+// For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives a sequence
+// with invalid offsets the sum NaN, the count 0 and the status 1. It reads nothing of this sequence, and gives the
+// sequence's tokens the gradient +0. Where offsets overlap, a token gets the gradient of one of the sequences that
+// contain it.
 // The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 

@@ -3,15 +3,15 @@
 //
 // Sequences are padded or packed, as in rlk/tokens.h. A position is a token's distance from its sequence's first token.
 //
-// shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t. It is ignore_index if t + 1 is
-// not in the same sequence, or if the mask of t + 1 is zero. A context-parallel rank with cp_size = C and cp_rank = R
-// has these tokens:
+// shift_labels_packed: label[j] = ids[t + 1], where local token j is the packed token t. The label is ignore_index if
+// token t + 1 is not in the sequence of token t, or if the mask of token t + 1 is zero. A context-parallel rank with
+// cp_size = C and cp_rank = R has these tokens:
 //   contiguous: the packed array is cut into C equal parts: t = R num_tokens / C + j
 //   zigzag    : each sequence of length L is cut into 2C chunks of L / 2C. A rank has chunks R and 2C - 1 - R, in this
 //               order. The local array has these chunks for one sequence after another, so its offsets are
 //               cu_seqlens / C. Offsets must be multiples of 2C.
-// The CPU throws InvalidArgument for invalid offsets, and for offsets that zigzag cannot cut. A GPU gives the tokens of
-// such a sequence ignore_index.
+// The CPU throws InvalidArgument for invalid offsets, and for offsets that zigzag cannot cut. A GPU gives ignore_index
+// to the tokens of a sequence with such offsets.
 // loss_mask_from_spans: mask = 1 for a token at position p of sequence i if a span s in [span_offsets[i],
 // span_offsets[i + 1]) has spans[s, 0] <= p < spans[s, 1]; else 0. Spans may overlap and come in any order. The CPU
 // throws for span_offsets that are no valid offsets of the spans. The CPU also throws for a span that violates 0 <=
@@ -19,11 +19,11 @@
 // invalid span_offsets.
 // tool_mask: the token at position p opens a turn if the `begin` ids end at p inside its sequence. Position p closes a
 // turn if the `end` ids end at p and the `begin` ids do not. mask = 1 at p if the last position before p that opens or
-// closes a turn opens one. Without include_end, mask is 0 at the tokens of the `end` ids even in this case. So the
-// tokens of the `begin` ids are not the model's. The tokens after the `begin` ids are the model's, up to and including
-// the `end` ids. A turn that nothing closes lasts until the end of the sequence. For packed tokens outside every
-// sequence the masks are 0 and the labels ignore_index. The call enqueues on `stream`; it neither allocates nor
-// synchronises. CPU backends ignore `stream`.
+// closes a turn opens one. Without include_end, mask is also 0 at the tokens of the `end` ids. So the tokens of the
+// `begin` ids are not the model's. The tokens after the `begin` ids are the model's, up to and including the `end` ids.
+// A turn that nothing closes lasts until the end of the sequence. For packed tokens outside every sequence the masks
+// are 0 and the labels ignore_index. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends
+// ignore `stream`.
 #pragma once
 
 #include <cstdint>

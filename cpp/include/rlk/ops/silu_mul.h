@@ -19,9 +19,9 @@
 //                  fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
 //   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype.
 // A rounding has the derivative 1: only d_up sees that b was rounded.
-// The limits of +-88 give infinities the limit values of the functions: act(-Inf) = -0, act(+Inf) = +Inf; a'(-Inf) is a
-// zero, a'(+Inf) = 1. They change no result of a finite g: sigmoid is +0 below -0x1.5d589ep+6, so silu is -0 there, and
-// gelu is -0 below about -5.5.
+// With the limits of +-88, an infinite g gives the limit value of each function: act(-Inf) = -0, act(+Inf) = +Inf;
+// a'(-Inf) is a zero, a'(+Inf) = 1. The limits change no result of a finite g: sigmoid is +0 below -0x1.5d589ep+6, so
+// silu is -0 there, and gelu is -0 below about -5.5.
 // An infinity of one array times a zero of the other is NaN, as in IEEE. NaN results are canonical. An element has the
 // same bits in any number of rows, at any position and stride, and on every backend. All functions enqueue on `stream`;
 // they neither allocate nor synchronise. CPU backends ignore `stream`.
@@ -35,7 +35,7 @@ namespace rlk {
 
 constexpr float kSqrtHalf = 0x1.6a09e6p-1f;         // fl32(1 / sqrt 2)
 constexpr float kSqrtTwoOverPi = 0x1.988454p-1f;    // fl32(sqrt(2 / pi))
-constexpr float kInvSqrtTwoPi = 0x1.988454p-2f;     // fl32(1 / sqrt(2 pi)), half of that
+constexpr float kInvSqrtTwoPi = 0x1.988454p-2f;     // fl32(1 / sqrt(2 pi)), half of kSqrtTwoOverPi
 constexpr float kGeluCubic = 0x1.6e4e26p-5f;        // fl32(0.044715)
 constexpr float kGeluCubicTimes3 = 0x1.12ba9ep-3f;  // fl32(3 * 0.044715)
 constexpr float kGateLimit = 88.0f;
