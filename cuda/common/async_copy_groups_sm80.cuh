@@ -1,4 +1,4 @@
-// cp.async in groups. With groups, a ring of stages can wait for its oldest copies while later copies are in flight.
+// Groups of cp.async copies. A thread can wait for its oldest groups while later groups are in flight.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ __device__ __forceinline__ void copy_async_16_or_less(std::uint32_t shared, cons
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
-// Makes one group of all copies that this thread has issued since its last group. If there are none, the group is
+// Makes one group of all copies that this thread has issued since its last group. Without such copies, the group is
 // empty.
 __device__ __forceinline__ void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
@@ -19,8 +19,8 @@ template <int kPending>
 __device__ __forceinline__ void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// Waits until at most the latest `pending` of this thread's groups are in flight. `pending` is 1 ... kMost. The
-// instruction needs a constant, so branches select one.
+// Waits until at most the latest `pending` of this thread's groups are in flight, where `pending` is 1 ... kMost. The
+// instruction needs a constant operand, so there is a branch for each value of `pending`.
 template <int kMost>
 __device__ __forceinline__ void copy_async_wait_at_most(int pending) {
   if constexpr (kMost > 1) {

@@ -19,9 +19,9 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
 #endif
 }
 
-// kOverlap: the kernel was built for compute capability 9.0, and its code waits for the previous kernel. Without
-// kOverlap the kernel begins after the previous kernel. cluster: the number of blocks of a cluster, which divides
-// `blocks`.
+// kOverlap: the kernel may begin while the previous kernel runs. Its code must be built for compute capability 9.0 and
+// must wait for the previous kernel. Without kOverlap the kernel begins after the previous kernel. `cluster`: the
+// number of blocks of a cluster, which divides `blocks`.
 template <bool kOverlap, class... Args>
 void launch_dependent_clusters(void (*kernel)(Args...), int cluster, int blocks, int threads, int shared_bytes,
                                cudaStream_t stream, const Args&... args) {

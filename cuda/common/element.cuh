@@ -8,12 +8,13 @@
 
 namespace rlk::cuda {
 
-// Whether a condition holds for each of two packed elements.
+// The truth of a condition for each of two packed elements.
 struct PairOfConditions {
   bool low, high;
 };
 
-// Tag types of elements. Each has the type in memory, conversions, and for 16-bit types the arithmetic on packed pairs.
+// Tag types of elements. A tag type has the storage type and its conversions. A tag type of 16 bits also has arithmetic
+// on two elements that are packed in a word.
 struct Bf16 {
   using Storage = std::uint16_t;
   static constexpr bool kPacked = true;
@@ -30,8 +31,8 @@ struct Bf16 {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
   }
-  // Multiplies packed pairs; each product is rounded once. The results equal bf16_rn of the fp32 products
-  // (tests/cpp/test_math.cpp).
+  // Multiplies two packed pairs; each product is rounded once. tests/cpp/test_math.cpp shows that rounding the fp32
+  // products to bf16 gives the same results.
   static __device__ __forceinline__ std::uint32_t mul2(std::uint32_t a, std::uint32_t b) {
     std::uint32_t r;
 #if __CUDA_ARCH__ >= 900
@@ -122,7 +123,7 @@ __device__ __forceinline__ float max_nan(float a, float b) {
   return r;
 }
 
-// 2^x by the GPU's special function unit: the exponential of Exp::kHardware.
+// Returns 2^x by the GPU's special function unit. Calls with Exp::kHardware use this exponential.
 __device__ __forceinline__ float ex2_approx(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -170,7 +171,7 @@ struct Vec8 {
   }
 };
 
-// The largest and the smallest of some values. The largest is NaN if any value is NaN.
+// The largest and the smallest of several values. The largest is NaN if any value is NaN.
 struct Range {
   float largest, smallest;
 };

@@ -1,5 +1,5 @@
-// Host entry points, one per architecture, of the kernels that kernels.inc and cuda/tokens/operators.inc list. Each
-// operator's .cpp checks the arguments.
+// Declares the host entry points of the kernels that kernels.inc and cuda/tokens/operators.inc list. Each kernel has
+// one entry point per architecture. Each operator's .cpp checks the arguments.
 #pragma once
 
 #include "../tokens/plan.h"

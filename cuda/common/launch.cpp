@@ -8,7 +8,7 @@ namespace {
 
 using Cache = std::array<std::atomic<int>, kMaxDevices>;
 
-// A device attribute, queried once per device.
+// Returns a device attribute, which is queried once per device.
 int cached_attribute(Cache& cache, cudaDeviceAttr attribute, int device) {
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
   int value = cache[device].load(std::memory_order_relaxed);

@@ -10,14 +10,14 @@
 
 namespace rlk::cuda {
 
-constexpr int kMaxDevices = 64;  // devices of a process, the size of per-device caches
+constexpr int kMaxDevices = 64;  // most devices of a process; the size of per-device caches
 
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
 }
 
-// Makes `device` current until the end of the scope. So a launch goes to the device that has the arguments, not to the
-// caller's current device.
+// Makes `device` the current device until the end of the scope. So a kernel is launched on the device that has the
+// arguments, even if another device was current before.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {

@@ -1,8 +1,8 @@
-// A wait that keeps the loading warps of all blocks of threads together. Concurrent blocks that compute neighbouring
-// tiles load the same operands. If the blocks request a line of memory at about the same time, it is read once. A late
-// request reads the line again, which costs energy and, at the power limit, time. A block that fell behind never
-// catches up, since all blocks multiply equally fast. So the blocks' loaders sometimes wait for each other. The wait
-// changes no result, only the time at which a stage is requested.
+// A wait that makes the loading warps of all blocks of threads request data at about the same time. Concurrent blocks
+// that compute neighbouring tiles load the same operands. If the blocks request a line of memory at about the same
+// time, the line is read from HBM once. If one block requests the line much later, it is read again, which costs energy
+// and, at the power limit, time. A block that fell behind never catches up by itself, since all blocks multiply at the
+// same speed. So the loading warps of all blocks sometimes wait for each other. The wait changes no result.
 #pragma once
 
 #include "rlk/base.h"
@@ -11,10 +11,10 @@ namespace rlk::cuda {
 namespace {  // each translation unit has its own counter
 
 __device__ unsigned arrived_loaders;
-constexpr unsigned kLoaderRound = 1024;  // all blocks together add kLoaderRound per round; a launch has fewer blocks
+constexpr unsigned kLoaderRound = 1024;  // in a round all blocks together add kLoaderRound; a launch has fewer blocks
 
-// The longest wait. The stages of a full ring last this long, so products continue during the wait. The limit is needed
-// because a block may not run yet, if another kernel occupies its multiprocessor.
+// The longest wait. Multiplying a full ring of stages takes this long, so products continue during the wait. The wait
+// needs a limit because another kernel may occupy a multiprocessor, and a block may then begin late.
 constexpr unsigned kMostWaitCycles = 4000;
 
 __device__ __forceinline__ unsigned cycle() {

@@ -19,13 +19,14 @@ __device__ __forceinline__ void mbarrier_arrive_expect(std::uint32_t barrier, in
 __device__ __forceinline__ void mbarrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives at a barrier of another block of the cluster; map_to_rank returns the barrier's address. The arrival orders
-// no memory accesses. For memory that TMA filled and wgmma read no order is needed, since both accesses go through the
+// Arrives at a barrier of another block of the cluster; map_to_rank() returns the barrier's address. The arrival orders
+// no memory accesses. If TMA filled the memory and wgmma read it, no order is needed, since TMA and wgmma both use the
 // asynchronous proxy.
 __device__ __forceinline__ void mbarrier_arrive_remote(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-// Arrives like mbarrier_arrive_remote, but a thread that waits by mbarrier_wait sees the earlier writes of this thread.
+// Arrives like mbarrier_arrive_remote(). In addition, threads that wait by mbarrier_wait() see this thread's earlier
+// writes.
 __device__ __forceinline__ void mbarrier_arrive_cluster(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -40,8 +41,8 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, int parity)
       "r"(parity)
       : "memory");
 }
-// Waits for TMA or for threads of this block. The function mbarrier_wait above serves waits for other blocks: it also
-// invalidates L1, so that the thread sees stores of other blocks.
+// Waits for TMA or for threads of this block. To wait for other blocks, use mbarrier_wait(). It also invalidates L1, so
+// that the thread sees stores of other blocks.
 __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int parity) {
   asm volatile(
       "{\n"
@@ -53,7 +54,7 @@ __device__ __forceinline__ void mbarrier_wait_block(std::uint32_t barrier, int p
       "r"(parity)
       : "memory");
 }
-// Whether mbarrier_wait_block would return at once.
+// Returns whether mbarrier_wait_block() would return at once.
 __device__ __forceinline__ bool mbarrier_test_block(std::uint32_t barrier, int parity) {
   int done;
   asm volatile(

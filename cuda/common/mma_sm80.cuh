@@ -34,7 +34,8 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const std::uint32_t 
 }
 
 // Loads four 8x8 matrices of 16-bit elements. Lane i passes the address of row i % 8 of matrix i / 8. A lane gets
-// elements 2t and 2t + 1 of row g of each matrix. With kTransposed it gets element g of rows 2t and 2t + 1.
+// elements 2t and 2t + 1 of row g of each matrix. With kTransposed, a lane gets element g of rows 2t and 2t + 1 of each
+// matrix.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices_4(std::uint32_t (&r)[4], std::uint32_t shared) {
   if constexpr (kTransposed) {

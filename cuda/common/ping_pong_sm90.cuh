@@ -1,6 +1,6 @@
-// The main loop of two warpgroups that alternate, each with its own tile. While one warpgroup multiplies, the other
-// warpgroup processes its sums. The processing costs no time if it is shorter than the products of a tile. Both
-// warpgroups use one ring of stages.
+// The main loop of two warpgroups that alternate. Each warpgroup has its own tile of the result. While one warpgroup
+// multiplies, the other warpgroup processes the finished sums of its tile. The processing costs no time if it is
+// shorter than the products of a tile. Both warpgroups use one ring of stages.
 #pragma once
 
 #include "tile_ring_sm90.cuh"
@@ -19,20 +19,21 @@ struct PingPongTile {
   static constexpr int kLoaderRegisters = 40, kRegisters = (504 - kLoaderRegisters) / kWarpgroups / 8 * 8;
   static constexpr int kBytesA = kBM * kBoxK * 2, kBytesB = kBN * kBoxK * 2, kBoxBytes = kBytesA + kBytesB;
   static constexpr int kStageBytes = kBoxBytes;
-  static constexpr int kArrivals = 4;  // arrivals at a stage's barrier: the four warps of the warpgroup that reads the
-                                       // stage
+  static constexpr int kArrivals = 4;  // a stage is free when the four warps of the warpgroup that reads it have
+                                       // arrived
 };
 
 // Adds the products of `steps` stages of a tile, from +0. release(stage) must tell the loader that a stage was read.
 // issued() must tell the other warpgroup that the last stage's products were issued. The other warpgroup must wait for
-// this signal before it waits for its first stage, because a barrier's parity distinguishes only neighbouring phases.
+// this signal before it waits for its first stage. The reason is that the parity of a barrier distinguishes only
+// neighbouring phases.
 template <class T, class Tile, class Release, class Issued>
 __device__ __forceinline__ void multiply_in_turn(TileRing<Tile>* ring, float (&sum)[Tile::kHalves][Tile::kFragment],
                                                  int steps, const Release& release, const Issued& issued) {
-  float low[Tile::kFragment], high[Tile::kFragment];  // separate arrays: no code may access them while a wgmma is in
-                                                      // flight
+  float low[Tile::kFragment], high[Tile::kFragment];  // copies of `sum`, since no code may access wgmma's sums while it
+                                                      // runs
 #pragma unroll
-  // This loop lets ptxas use the registers for other values between two tiles.
+  // Clearing the sums lets ptxas use their registers for other values between two tiles.
   for (int i = 0; i < Tile::kFragment; ++i) low[i] = high[i] = 0.0f;
   int previous = 0;
 #pragma unroll 1

@@ -3,9 +3,9 @@
 
 namespace rlk::cuda {
 
-// One warpgroup loads, and kWarpgroups warpgroups multiply. With two of these, the launch gives each thread 168
-// registers, which is 504 for one thread of each of the three warpgroups. With three, it gives each thread 128, which
-// is 512. claim() never returns if the shares together exceed this sum.
+// One warpgroup loads, and two or three warpgroups (kWarpgroups) multiply. At the launch all threads have equally many
+// registers. With three warpgroups in all, each thread has 168, which is 504 for one thread of each warpgroup. With
+// four warpgroups in all, each thread has 128, which is 512. If the new shares exceed this sum, claim() never returns.
 template <int kLoads, int kMultiplies, int kWarpgroups = 2>
 struct RegisterShares {
   static_assert(kLoads % 8 == 0 && kMultiplies % 8 == 0 && kLoads >= 24);

@@ -1,4 +1,4 @@
-// The number of warps that share a sequence. Each warp takes a chunk of 128 tokens at a time.
+// Chooses how many warps share a sequence of tokens. Each warp takes a chunk of 128 tokens at a time.
 #pragma once
 
 #include "rlk/tokens.h"

@@ -1,4 +1,5 @@
-// A warp as a team of kernels/tokens/team_sum.h, and a block of threads as a set of such teams.
+// kernels/tokens/team_sum.h computes sums by teams of threads. On CUDA a team is a warp, and a block of threads is a
+// set of teams.
 #pragma once
 
 namespace rlk::cuda {

@@ -11,8 +11,8 @@ namespace {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-// Returns cuTensorMapEncodeTiled of the installed driver. The function is looked up at run time, so that no driver
-// library needs to be linked.
+// Returns cuTensorMapEncodeTiled of the installed driver. The address of this function is found at run time, so the
+// library need not be linked with the driver.
 Encode encoder() {
   static const Encode encode = [] {
     void* found = nullptr;

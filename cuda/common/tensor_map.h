@@ -9,8 +9,8 @@
 
 namespace rlk::cuda {
 
-// How many bytes L2 reads from HBM for a request of 128 bytes. Weights that are read once arrive sooner with 128 bytes.
-// Operands that several blocks of threads read arrive sooner with 256 bytes (README of linear).
+// The number of bytes that L2 reads from HBM for a request of 128 bytes. With 128 bytes, weights that are read once
+// arrive sooner. With 256 bytes, operands that several blocks of threads read arrive sooner (README of linear).
 enum class L2Reads { k128Bytes, k256Bytes };
 
 // Returns the map of a matrix [rows, columns] in boxes of box_rows by 128 bytes with the 128-byte swizzle. Elements
@@ -19,7 +19,7 @@ enum class L2Reads { k128Bytes, k256Bytes };
 CUtensorMap tensor_map(const void* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                        int box_rows, L2Reads reads = L2Reads::k256Bytes);
 
-// The extents and strides of an array [sequences, tokens, heads, columns]. Strides count elements; in bytes they are
+// The sizes and strides of an array [sequences, tokens, heads, columns]. Strides count elements; in bytes they are
 // multiples of 16 and not 0. Columns are contiguous. A box of the map has `box_tokens` tokens of one head by 128 bytes
 // with the 128-byte swizzle, or by 64 bytes with the 64-byte swizzle.
 struct HeadsExtent {

@@ -11,13 +11,13 @@ namespace rlk::cuda {
 constexpr int kBoxK = 64;  // k per box: 128 bytes, the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
-constexpr int kLead = 3;  // stages by which the first warpgroup runs ahead (TileRing)
+constexpr int kLead = 3;  // the first warpgroup runs this many stages ahead (TileRing)
 // Numbers of named barriers. Warpgroup i uses number 1 + i in store_boxes. Two warpgroups that take turns use numbers 3
 // and 4.
 constexpr int kTurnBarrier = 3;
 
-// A tile of one warpgroup that multiplies. The contraction index is contiguous in both operands, and a stage is one box
-// of each operand. kOwnBytes: shared memory that a kernel takes beside the stages and their barriers.
+// A tile of a kernel in which one warpgroup multiplies. The contraction index is contiguous in both operands, and a
+// stage is one box of each operand. kOwnBytes: shared memory of the kernel without the stages and their barriers.
 template <int kM, int kN, int kOwnBytes = 0>
 struct OneWarpgroupTile {
   static constexpr int kBM = kM, kBN = kN;
@@ -33,9 +33,10 @@ struct OneWarpgroupTile {
 // kBMnMajor say whether the row index, not the contraction index, is contiguous. kTakesTurns says whether two
 // warpgroups take turns at both ends of a product.
 //
-// Turns: one warpgroup processes its sums while the other warpgroup multiplies. Near the end of a product the first
-// warpgroup runs kLead stages ahead, and the second warpgroup then catches up. At the beginning of the next product,
-// the first warpgroup runs ahead again. Between these phases both warpgroups multiply the same stages, so that the ring
+// Turns: one warpgroup processes its sums while the other warpgroup multiplies. The first warpgroup multiplies the
+// first kLead stages of a product alone, while the second warpgroup processes the sums of its previous product. Near
+// the end of the product the second warpgroup waits. It multiplies the last kLead stages alone, while the first
+// warpgroup processes its sums. Between these phases both warpgroups multiply the same stages, so that the ring
 // prefetches as far ahead as it can.
 template <class Tile>
 struct TileRing {
@@ -43,9 +44,9 @@ struct TileRing {
   int stages;
   RingPosition at;
 
-  // Loads stage k of both operands. All lanes of a warp call this function. All lanes compute the same values, which
-  // therefore stay in the uniform registers that the TMA unit reads. If only one lane called it, each operand would
-  // have to be moved to uniform registers (README of linear).
+  // Loads stage k of both operands. All lanes of a warp call this function. All lanes compute the same operands of the
+  // copies, which therefore stay in the uniform registers that the TMA unit reads. If only one lane called the
+  // function, the operands would have to be moved to uniform registers (README of linear).
   template <class PortionA, class PortionB>
   __device__ __forceinline__ void load(const PortionA& a, const PortionB& b, int first_a, int first_b, int k) {
     load_boxes(a.bytes + b.bytes, k, [&](std::uint32_t to, int first_k, std::uint32_t barrier) {
@@ -60,7 +61,7 @@ struct TileRing {
       portion.load(to + (kIsA ? 0 : Tile::kBytesA), first, first_k, barrier);
     });
   }
-  // Fills stage k: load_box(to, first_k, barrier) loads `bytes` of each box.
+  // Fills stage k. For each box of the stage, load_box(to, first_k, barrier) must start a load of `bytes` bytes.
   template <class LoadBox>
   __device__ __forceinline__ void load_boxes(int bytes, int k, const LoadBox& load_box) {
     const std::uint32_t to = base + at.stage * Tile::kStageBytes, barrier = full + at.stage * 8;
@@ -76,22 +77,22 @@ struct TileRing {
   }
 
   // Adds the products of `steps` stages for 64 rows of A, from +0 or, with kContinues, from the given sums.
-  // release(stage) must tell the loader that a stage was read. after(k) runs after step k. The first wgmma ignores the
-  // content of its accumulators. ptxas does not know this, and reserves their registers from one call to the next. With
-  // kClears the accumulators are cleared first, so that the caller can use the registers between calls.
+  // release(stage) must tell the loader that a stage was read. after(k) runs after step k. If sums begin at +0, the
+  // first wgmma does not read its accumulators. ptxas does not know this, and reserves the accumulators' registers from
+  // one call to the next. With kClears the function first clears the accumulators, so that the caller can use the
+  // registers between calls.
   template <class T, bool kContinues = false, bool kClears = false, class Release, class After>
   __device__ __forceinline__ void multiply(float (&sum)[Tile::kBN / 2], int steps, int warpgroup,
                                            const Release& release, const After& after) {
     constexpr bool kAMnMajor = Tile::kAMnMajor, kBMnMajor = Tile::kBMnMajor;
-    float d[Tile::kBN / 2];  // a separate array, since no code may access wgmma's accumulators while a wgmma is in
-                             // flight
+    float d[Tile::kBN / 2];  // a copy of `sum`, since no code may access wgmma's accumulators while it runs
     if constexpr (kClears) {
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) d[i] = 0.0f;
     }
     int previous = 0, first = 0;
-    // Before stage `pause` a warpgroup waits for the other warpgroup, which arrives at the barrier once it has issued
-    // the products of its own stage `tells`.
+    // Turns: a warpgroup waits before stage `pause`. The wait ends when the other warpgroup has issued the products of
+    // its stage `tells`, after which it arrives at the barrier.
     const bool leads = warpgroup == 0;
     const int lead = Tile::kTakesTurns ? min(min(kLead, stages - 1), (steps - 1) / 2) : 0;
     const int pause = lead == 0 ? steps : leads ? lead : steps - lead;
@@ -121,8 +122,8 @@ struct TileRing {
     };
     int k = 0;
     if constexpr (kContinues) {
-      // The first step stands outside the loop. Inside the loop wgmmas are in flight, so ptxas would treat the loaded
-      // sums as a second definition of their accumulators, and serialise all wgmmas (C7515).
+      // The first step is outside the loop. Inside the loop wgmmas are in flight. There ptxas would treat the given
+      // sums as a second definition of the accumulators, and serialise all wgmmas (warning C7515).
 #pragma unroll
       for (int i = 0; i < Tile::kBN / 2; ++i) {
         d[i] = sum[i];
@@ -155,11 +156,11 @@ struct TileRing {
   }
 };
 
-// The portion of an operand's tile that a block of threads loads by TMA, and the number of bytes that arrive. Rows that
-// do not exist are not loaded, since TMA fills in zeros slowly and products of these rows are not stored. K-major: the
-// tile is one chunk of kRows rows by 64 k. MN-major: the tile has chunks of 64 columns by 64 k. If `sharing` blocks of
-// a cluster share the tile, each block loads a slice of every chunk into all of these blocks. kPasses: loads are
-// evict-first.
+// The portion of an operand's tile that a block of threads loads by TMA, and the number of bytes that arrive in its
+// shared memory. Rows past the end of the matrix are not loaded: TMA is slow to fill in zeros, and the products of
+// these rows are not stored. K-major: the tile is one chunk of kRows rows by 64 k. MN-major: the tile has chunks of 64
+// columns by 64 k. If `sharing` blocks of a cluster share the tile, each block loads a slice of every chunk into the
+// shared memory of all of them. kPasses: L2 evicts the loaded lines first.
 template <int kRows, bool kMnMajor, bool kPasses = false>
 struct Portion {
   const CUtensorMap* map;

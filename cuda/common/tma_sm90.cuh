@@ -8,8 +8,8 @@
 
 namespace rlk::cuda {
 
-// Returns true in one lane of a converged warp. The compiler recognises this election. With any other divergent branch
-// it would move every operand of a copy to uniform registers in a loop over lanes.
+// Returns true in one lane of a converged warp. The compiler recognises this choice of a lane. In any other divergent
+// branch, the compiler would move every operand of a copy to uniform registers in a loop over lanes.
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;
   asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(elected));
@@ -32,7 +32,7 @@ __device__ __forceinline__ void load_box(std::uint32_t shared, const CUtensorMap
       "l"(map), "r"(x), "r"(y), "r"(barrier)
       : "memory");
 }
-// Like load_box, for a tensor of four dimensions: loads the box at column x, `head`, `token` and `sequence`.
+// Loads like load_box(), from a tensor of four dimensions: the box begins at column x, `head`, `token` and `sequence`.
 __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                               std::int32_t head, std::int32_t token, std::int32_t sequence,
                                               std::uint32_t barrier) {
@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtens
       "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier)
       : "memory");
 }
-// Like load_box, with evict-first lines in L2, for data that will soon have been read for the last time. The policy is
-// created at each call, since a policy that lives longer would take two of a loader's registers.
+// Loads like load_box(), but L2 evicts the lines first. This suits data that is not read again after a short time. The
+// policy is created at each call, since a stored policy would take two of a loading thread's registers.
 __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                  std::int32_t y, std::uint32_t barrier) {
   std::uint64_t policy;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUt
       "l"(map), "r"(x), "r"(y), "r"(barrier), "l"(policy)
       : "memory");
 }
-// Like load_passing_box, for a tensor of four dimensions.
+// Loads like load_passing_box(), from a tensor of four dimensions.
 __device__ __forceinline__ void load_passing_head_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                       std::int32_t head, std::int32_t token, std::int32_t sequence,
                                                       std::uint32_t barrier) {
@@ -113,9 +113,9 @@ __device__ __forceinline__ void load_bytes(std::uint32_t shared, const void* fro
       "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
       : "memory");
 }
-// Returns the L2 policy for bytes that TMA copies or adds. `keeps`: more accesses follow, as in an unfinished sum, and
-// the policy is evict-last; else it is evict-first. Another function, l2_policy() in vec8.cuh, has no policy that keeps
-// lines.
+// Returns the L2 policy for bytes that TMA copies or adds. If `keeps`, more accesses follow, as in an unfinished sum,
+// and the policy is evict-last. If not, the policy is evict-first. The function l2_policy() in vec8.cuh is different:
+// it chooses between evict-first and normal.
 __device__ __forceinline__ std::uint64_t tma_policy(bool keeps) {
   std::uint64_t kept, passing;
   asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(kept));
@@ -131,7 +131,8 @@ __device__ __forceinline__ void copy_bytes(void* to, std::uint32_t shared, int b
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // store_bytes() copies bytes from shared to global memory. add_floats() adds fp32 numbers in shared memory to those in
-// global memory. The additions are IEEE fp32: rounded to nearest even, with subnormals kept, and NaN is 0x7fffffff.
+// global memory. The additions are IEEE fp32 additions: rounded to nearest even, with subnormals. A NaN result is
+// 0x7fffffff.
 __device__ __forceinline__ void store_bytes(void* to, std::uint32_t shared, int bytes, std::uint64_t policy) {
   copy_bytes(to, shared, bytes, policy);
   commit_copies();
@@ -143,12 +144,13 @@ __device__ __forceinline__ void add_floats(void* to, std::uint32_t shared, int b
       : "memory");
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-__device__ __forceinline__ void wait_for_writes() {  // waits until all of this thread's stores and additions are done
+__device__ __forceinline__ void wait_for_writes() {  // waits for all of this thread's stores and additions
   asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }
 
-// Blocks take turns to add to a sum in memory. A counter holds the number of finished additions. wait_for_turn() waits
-// until `turn` additions are finished; the caller then sees these additions. end_turn() counts one more.
+// Functions for blocks of threads that add to a sum in memory one after another. A counter holds the number of finished
+// additions. wait_for_turn() waits until `turn` additions are finished and visible to the caller. end_turn() counts one
+// more addition.
 __device__ __forceinline__ void wait_for_turn(const std::uint32_t* counter, std::uint32_t turn) {
   std::uint32_t done;
   do {

@@ -19,15 +19,14 @@ __device__ __forceinline__ uint4 load_once(const void* from) {
   return v;
 }
 
-// Loads without reordering: the compiler keeps the order of these loads, so that all of a thread's loads are in flight
-// at once.
+// Loads 16 bytes. The compiler keeps the order of such loads, so all loads of a thread are in flight at once.
 __device__ __forceinline__ uint4 load_in_order(const void* from) {
   uint4 v;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-// Returns an L2 cache policy. Evict-first is for data that is not read again, so that L2 has room for other data. The
+// Returns an L2 cache policy. Evict-first is for data that is not read again: it leaves room in L2 for other data. The
 // normal policy is faster if L2 cannot hold a call's data.
 __device__ __forceinline__ std::uint64_t l2_policy(bool evict_first) {
   std::uint64_t first, normal;
@@ -43,8 +42,8 @@ __device__ __forceinline__ uint4 load_in_order(const void* from, std::uint64_t p
   return v;
 }
 
-// How far prefetches run ahead of loads, in bytes that all blocks together read. With a larger distance data leaves L2
-// before its use. With a smaller distance data arrives too late.
+// The distance between prefetches and loads, in bytes that all blocks of threads together read. With a larger distance,
+// data leaves L2 before its use. With a smaller distance, data arrives too late.
 constexpr std::int64_t kPrefetchBytes = std::int64_t{4} << 20;
 
 // Prefetches bytes into L2 for a block that will load them. `bytes` and the address are multiples of 16. A prefetch
@@ -65,7 +64,7 @@ __device__ __forceinline__ Vec8<T> load_vec8_once(const typename T::Storage* fro
   for (int i = 0; i < Vec8<T>::kVectors; ++i) x.v[i].v = load_once(from + i * Vector<T>::kColumns);
   return x;
 }
-// `policy`: nothing, or a policy of l2_policy().
+// `policy` is empty or an L2 policy that l2_policy() has returned.
 template <class T, class... Policy>
 __device__ __forceinline__ Vec8<T> load_vec8_in_order(const typename T::Storage* from, Policy... policy) {
   Vec8<T> x;
@@ -116,7 +115,8 @@ template <class T>
 __device__ __forceinline__ void round_vec8(float (&z)[kVec8]) {
   if constexpr (T::kPacked) vec8_of<T>(z).to_float(z);
 }
-// Returns x times z, rounded to type T: round(fl(round(z) * x)). For 16-bit types an instruction computes two products.
+// Returns round(fl(round(z) * x)) for each column, where round() rounds to type T. For 16-bit types an instruction
+// computes two products.
 template <class T>
 __device__ __forceinline__ Vec8<T> rounded_product(const float (&z)[kVec8], const Vec8<T>& x) {
   if constexpr (T::kPacked) {

@@ -25,11 +25,11 @@ __device__ __forceinline__ std::uint64_t tile_descriptor(std::uint32_t shared, s
   const std::uint64_t leading = kMnMajor ? chunk_bytes >> 4 : 1;
   return kSwizzle128 | std::uint64_t{1024 >> 4} << 32 | leading << 16 | (shared >> 4 & 0x3fff);
 }
-// The increment that advances a descriptor by 16 k.
+// A descriptor plus this increment describes the operand 16 k further on.
 template <bool kMnMajor>
 constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
 
-// Lists of accumulators, by width.
+// Lists of accumulators for inline assembly, one list for each width of D.
 #define RLK_ACC4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define RLK_ACC8(d, i) RLK_ACC4(d, i), RLK_ACC4(d, i + 4)
 #define RLK_REGS_32 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
@@ -105,8 +105,8 @@ constexpr std::uint64_t kDescriptorStep = (kMnMajor ? 16 * 128 : 16 * 2) >> 4;
     }                                                                                            \
   }
 
-// Issues one step of 16 k. With accumulate = 0 the sums start from +0. Thread t of the 128 holds rows 16 (t / 32) + (t
-// % 32) / 4 + {0, 8} and columns 8 j + 2 (t % 4) + {0, 1} as d[4 j + 2 {row} + {column}].
+// Issues one step of 16 k. With accumulate = 0 the sums start from +0. Thread t of the 128 holds d[4 j + 2 r + c], for
+// r and c = 0 or 1: row 16 (t / 32) + (t % 32) / 4 + 8 r, column 8 j + 2 (t % 4) + c.
 template <class T, int kN, bool kAMnMajor, bool kBMnMajor>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, std::uint64_t desc_b, int accumulate) {
   RLK_WGMMA(32, "16", "17", "18", "19", "20")
@@ -121,7 +121,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], std::uint64_t desc_a, 
   RLK_WGMMA(224, "112", "113", "114", "115", "116")
   RLK_WGMMA(256, "128", "129", "130", "131", "132")
 }
-// Like wgmma(), with A in registers: each warp passes 16 of the 64 rows, in the layout of mma.sync's operand A
+// Computes like wgmma(), with A in registers. Each warp passes 16 of the 64 rows, in the layout of mma.sync's operand A
 // (mma_sm80.cuh).
 #define RLK_WGMMA_A(n, type, a_list, desc, keep, tb)                                             \
   asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %" keep                                   \
