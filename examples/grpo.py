@@ -6,7 +6,7 @@ the share of right letters. The script creates model, tokenizer and prompts; not
     pip install ".[trl]"                      # in a clone; torch first, see README.md
     python examples/grpo.py --ops rk          # this library's log-probabilities and loss
     python examples/grpo.py --ops stock       # TRL's
-    python examples/grpo.py --compare         # both: the importance ratio, and whether losses agree, step for step
+    python examples/grpo.py --compare         # both: importance ratios, and an error check of each step
 
 examples/README.md explains --compare and shows a run.
 """
@@ -80,7 +80,7 @@ def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
 
 
 class Clock:
-    """Seconds of the parts of a run; an inner part does not count for the outer part."""
+    """Seconds of the parts of a run. The time of an inner part is not added to the outer part."""
 
     def __init__(self, device: str) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -114,7 +114,7 @@ class Clock:
 
 
 class Watched(GRPOTrainer):
-    """TRL's trainer with a clock. The class calls TRL's methods, and so also the replacements of `enabled()`."""
+    """TRL's trainer with a clock. The class calls TRL's methods, or what `enabled()` has put in their place."""
 
     clock: Clock
 
@@ -137,7 +137,7 @@ class Watched(GRPOTrainer):
 
 
 class Recorder(TrainerCallback):
-    """Records the logs of every step, the optimizer's time, and with `measure` the ratios before some steps."""
+    """Records the logs of every step and the optimizer's time. With `measure`, also the ratios before some steps."""
 
     def __init__(self, clock: Clock, measure: Callable[[Any], torch.Tensor] | None = None) -> None:
         self.clock, self.measure = clock, measure
@@ -146,7 +146,7 @@ class Recorder(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self.measure is not None and state.global_step % max(1, state.max_steps // MEASURED) == 0:
-            with torch.random.fork_rng():  # the training's random numbers stay the same
+            with torch.random.fork_rng():  # so that measuring does not change the training's random numbers
                 torch.manual_seed(state.global_step)
                 self.ratios[state.global_step + 1] = self.measure(model)
 
@@ -187,14 +187,14 @@ class Judged:
 
 
 class Judge(Watched):
-    """Trains as TRL does, and judges every step before it is taken."""
+    """Trains as TRL does. Before each step, it checks the errors of this library's loss and gradient."""
 
     judged: list[Judged]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         metrics, clock = self._metrics, self.clock
         self._metrics = {"train": defaultdict(list)}
-        self.clock = Clock("cpu")  # TRL does not spend this time
+        self.clock = Clock("cpu")  # so that the checks do not count as time of TRL
         clock.start("judging")
         self.judged.append(self._judge(model, inputs))
         clock.stop()
@@ -215,8 +215,8 @@ class Judge(Watched):
         value = self._loss_of(exact.logprob, exact.entropy, inputs)
         exact_gradient = gradient_of(value)
 
-        # The loss's slope in a log-probability, and the change of that slope with the log-probability, also across a
-        # clip.
+        # The loss's derivative with respect to a log-probability. An error of the log-probability changes the
+        # derivative, above all if the ratio then crosses its clip.
         def slope_at(shift: float) -> torch.Tensor:
             logprob = (exact.logprob.detach() + shift).requires_grad_()
             return torch.autograd.grad(self._loss_of(logprob, exact.entropy.detach(), inputs), logprob)[0]
@@ -224,7 +224,7 @@ class Judge(Watched):
         slope = slope_at(0.0)
         moved = [(slope_at(shift) - slope).abs() for shift in (-exact.logprob_allowed, exact.logprob_allowed)]
         slope_allowed = torch.maximum(*moved) + row("policy_loss", "d_logprob").allowed(largest=slope.abs().max())
-        # Sequences' gradients partly cancel in their sum. The sequences' errors may all add up.
+        # The gradients of sequences partly cancel in their sum, but their errors may all add up.
         slope_allowed *= inputs["completion_mask"]
         sequences = zip(exact.gradient_allowed(slope, slope_allowed), exact.z, strict=True)
         gradient_allowed = sum(float(gradient_of((off * z).sum()).norm()) for off, z in sequences)
@@ -251,8 +251,8 @@ class Judge(Watched):
 
 @dataclass
 class Exact:
-    """In float64: logits [B, T, V], log-probabilities and entropies [B, T]; and how far a logit or log-probability of
-    the operators may be off them."""
+    """Logits [B, T, V], log-probabilities and entropies [B, T] in float64. Also the allowed errors of the logits and
+    log-probabilities that this library computes."""
 
     z: torch.Tensor
     logprob: torch.Tensor
@@ -263,7 +263,7 @@ class Exact:
     dtype: str
 
     def gradient_allowed(self, slope: torch.Tensor, slope_allowed: torch.Tensor) -> torch.Tensor:
-        """The allowed error of the loss's gradient in the logits, [B, T, V], given its slopes in log-probabilities."""
+        """The allowed error of the logits' gradient, [B, T, V], from the loss's derivatives by log-probabilities."""
         z, given = self.z.detach(), slope.abs()[..., None]
         p = z.softmax(-1)
         is_target = torch.nn.functional.one_hot(self.target, z.shape[-1])
@@ -276,7 +276,7 @@ class Exact:
 
 
 def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exact:
-    """Loss and gradient by a head in float64, from the hidden states and weights that the other heads read."""
+    """Logits and log-probabilities by an LM head in float64, from the operators' hidden states and weights."""
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
     attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
     with trainer.accelerator.autocast():
@@ -309,10 +309,10 @@ def _in_float64(trainer: GRPOTrainer, model: Any, inputs: dict[str, Any]) -> Exa
 def ratios(ops: str, trained: Any, tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     """exp(training - rollout log-probability) of every token of an answer, by a model in bfloat16.
 
-    The rollout decodes all answers in one batch against a cache; the training forward sees whole answers, eight at a
+    The rollout decodes all answers in one batch with a KV cache. The training forward reads whole answers, eight at a
     time. The weights are the same, so an objective with an importance ratio assumes a ratio of 1.
     """
-    model = Qwen3ForCausalLM(trained.config)  # a new one: Accelerate wrapped the trained model's forward
+    model = Qwen3ForCausalLM(trained.config)  # a new model, because Accelerate has wrapped the forward of `trained`
     model.load_state_dict(trained.state_dict())
     model = model.to(trained.device, torch.bfloat16).eval()
     if ops == "rk":
@@ -353,22 +353,22 @@ class Run:
 
     @property
     def rewards(self) -> dict[int, float]:
-        """Rewards by step; one rollout serves two steps."""
+        """Rewards by step. Two steps use one rollout, so every other step has a reward."""
         return {int(s["step"]): s["reward"] for s in self.steps if "reward" in s}
 
 
 def train(
     ops: str, *, loss_type: str, steps: int, device: str, seed: int, judge: bool = False, measure: bool = False
 ) -> Run:
-    """A whole run from the seed's weights."""
+    """Runs a whole training. The seed determines the initial weights."""
     clock = Clock(device)
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # warnings of TRL about names that transformers renames
+        warnings.simplefilter("ignore", FutureWarning)  # TRL uses names that transformers has renamed
         tokenizer = make_tokenizer()
         recorder = Recorder(clock, (lambda model: ratios(ops, model, tokenizer)) if measure else None)
         save_model(tokenizer, Path(folder), seed)
-        # adam_epsilon: if a gradient is 0 up to rounding, Adam with 1e-8 takes a full step in a random direction, and
-        # two runs diverge.
+        # adam_epsilon: with 1e-8, Adam takes a full step even if a gradient consists only of rounding errors. The two
+        # runs would then diverge.
         trainer = (Judge if judge else Watched)(
             model=Qwen3ForCausalLM.from_pretrained(folder),
             reward_funcs=reward,
@@ -412,7 +412,7 @@ def show_runs(runs: list[Run], device: str) -> None:
 
 
 def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
-    """The table of judged steps, and what both runs did by themselves. Returns: whether all is within the contract."""
+    """Prints the checks of steps, and how far the two runs are apart. Returns whether all steps are within bounds."""
     table = Table(
         title="loss and gradient of rk against head and loss in float64, batches and weights of the stock run"
     )
@@ -428,7 +428,7 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
             f"{j.gradient:.4f}", f"{j.gradient_off:.1e}", f"{j.gradient_allowed:.1e}",
             style=None if j.agrees else "red",
         )  # fmt: skip
-    Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # truncated figures would be useless
+    Console(width=max(console.width, JUDGED_WIDTH)).print(table)  # a narrower console would truncate the figures
     agreeing = sum(j.agrees for j in judged)
     console.print(f"within the contract: {agreeing} of {len(judged)} steps")
     same = sum(stock.rewards[step] == ours.rewards[step] for step in stock.rewards)
@@ -444,7 +444,7 @@ def show_agreement(judged: list[Judged], stock: Run, ours: Run) -> bool:
 
 
 def show_ratios(runs: list[Run]) -> None:
-    """The library's purpose: the difference between rollout and training on the same weights."""
+    """Prints the difference between rollout and training with the same weights, which this library removes."""
     table = Table(title="rollout against training, same weights, bfloat16")
     for name in ("operators", "tokens that differ", "max |ratio - 1|", "KL (k3)"):
         table.add_column(name, justify="right")
@@ -462,7 +462,7 @@ def plot(runs: list[Run], device: str, path: Path) -> None:
 
     panels = 3 if runs[0].ratios else 2
     figure, axes = plt.subplots(1, panels, figsize=(4.7 * panels, 4.2), layout="constrained")
-    beside = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "frameon": False}  # below: it covers no curve
+    beside = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "frameon": False}  # below the plot
     for run, style in zip(runs, ("-", "--"), strict=False):
         axes[0].plot(list(run.rewards), list(run.rewards.values()), style, label=run.ops)
     axes[0].set(xlabel="step", ylabel="share of right letters", title="reward", ylim=(0, 1.02))
@@ -478,7 +478,7 @@ def plot(runs: list[Run], device: str, path: Path) -> None:
     if panels == 3:
         for i, run in enumerate(runs):
             for step, ratio in run.ratios.items():
-                at = step + (i - 0.5) * len(run.steps) / MEASURED / 4  # beside each other
+                at = step + (i - 0.5) * len(run.steps) / MEASURED / 4  # the two runs' points lie beside each other
                 label = run.ops if step == min(run.ratios) else None
                 axes[2].plot([at] * len(ratio), ratio.cpu(), ".", ms=4, color=f"C{i}", label=label)
         axes[2].set(xlabel="step", title="ratio of training to rollout, every token")
@@ -502,7 +502,7 @@ class Ops(str, Enum):
     rk = "rk"
 
 
-# GRPOConfig's loss types except vespo, whose ratio has no gradient, so the KL term cannot be weighted by it.
+# GRPOConfig's loss types except vespo: its ratio has no gradient, so the ratio cannot weight the KL term.
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo")
 LossType = Enum("LossType", {name: name for name in LOSS_TYPES})
 

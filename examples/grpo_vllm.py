@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer with a colocated vLLM, and one switch: the ratio of training to rollout is exactly 1 at every step.
 
-A tiny Qwen3 with random weights learns to repeat a given letter, as in grpo.py. vLLM draws the answers. TRL scores them
-again with the same weights. Each update copies TRL's weights into the running engine.
+A tiny Qwen3 with random weights learns to repeat a given letter, as in grpo.py. vLLM generates the answers. TRL scores
+them again with the same weights. Each update copies TRL's weights into the running engine.
 
     python examples/grpo_vllm.py --steps 20                # rk: one line, rk.enable(rollout="vllm", trainer="trl")
     python examples/grpo_vllm.py --steps 20 --ops stock    # vLLM's and TRL's own operators
@@ -32,8 +32,8 @@ SIZE = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32,
     "num_key_value_heads": 1, "max_position_embeddings": 64,
 }  # fmt: skip
-# Logged at every step, for the weights that drew the answers. The first two values describe the ratio of training to
-# rollout.
+# Logged at every step, for the weights that generated the answers. The first two values describe the ratio of training
+# to rollout.
 METRICS = ("ratio_at_step0/differing", "ratio_at_step0/max_off", "mismatch/k3", "mismatch/chi2", "tokens_per_second")
 
 
@@ -95,7 +95,7 @@ def mismatch(batch: dict[str, torch.Tensor]) -> dict[str, float]:
 
 
 def make_trainer(folder: str, steps: int, seed: int) -> Any:
-    """A trainer with its colocated engine; under ``rk.enable`` on this library's operators."""
+    """A trainer with its colocated engine. After ``rk.enable`` both use this library's operators."""
     from datasets import Dataset
     from grpo import LETTERS, reward
     from transformers import Qwen3ForCausalLM
@@ -107,7 +107,7 @@ def make_trainer(folder: str, steps: int, seed: int) -> Any:
         reward_funcs=reward,
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": [f"{letter}>" for letter in LETTERS]}),
-        # bf16=False: the weights are bfloat16 themselves, in trainer and engine; autocast serves other models.
+        # bf16=False: no autocast is needed, because the weights are bfloat16 in trainer and engine.
         args=GRPOConfig(
             output_dir=folder, max_steps=steps, seed=seed, use_cpu=not torch.cuda.is_available(), bf16=False, beta=0.0,
             use_vllm=True, vllm_mode="colocate", vllm_max_model_length=64, vllm_gpu_memory_utilization=0.3,
@@ -119,7 +119,7 @@ def make_trainer(folder: str, steps: int, seed: int) -> Any:
 
 
 def train(ops: str, steps: int, seed: int) -> list[dict[str, float]]:
-    """The logs of each step of a training; one training per process, since the plugin of vLLM stays."""
+    """The logs of each step of a training. Call it once per process, because vLLM's plugin cannot be removed."""
     if not torch.cuda.is_available():
         from rl_kernel_native.integrations.vllm import cpu
 
@@ -136,7 +136,7 @@ def in_its_own_process(ops: str, steps: int, seed: int) -> list[dict[str, float]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.json"
         options = ["--ops", ops, "--steps", str(steps), "--seed", str(seed), "--log", str(log)]
-        subprocess.run([sys.executable, __file__, *options], check=False)  # status 1: a ratio, which the log has, too
+        subprocess.run([sys.executable, __file__, *options], check=False)  # the log shows whether a ratio is not 1
         found: list[dict[str, float]] = json.loads(log.read_text())
     return found
 
@@ -170,7 +170,7 @@ def plot(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
         for (ops, steps), style in zip(runs.items(), ("-", "--"), strict=False):
             axis.plot(range(1, len(steps) + 1), [step[name] for step in steps], style, label=ops)
         axis.set(xlabel="step", title=title)
-        axis.set_ylim(bottom=-0.04 * axis.get_ylim()[1])  # a line at 0 is seen
+        axis.set_ylim(bottom=-0.04 * axis.get_ylim()[1])  # so that a line at 0 can be seen
     axes[0].legend(ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
     figure.savefig(path, dpi=120)
     print(f"plot: {path}")

@@ -1,4 +1,4 @@
-"""A rollout by `generate` with a cache against a training forward of the same tokens, stock and patched."""
+"""Compares a rollout by `generate` with a KV cache to a training forward of the same tokens, stock and patched."""
 
 import torch
 import transformers

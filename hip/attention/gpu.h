@@ -35,7 +35,7 @@ struct AttentionGpu {
     if (is_nan(a) || is_nan(b)) return canonical_nan();
     return a > b ? a : b;
   }
-  // never called, because HIP has no hardware exponential
+  // never called, because kHasHardwareExp is false
   static RLK_DEVICE float ex2(float) { return canonical_nan(); }
 
   template <int kCount>

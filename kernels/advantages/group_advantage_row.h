@@ -50,7 +50,7 @@ RLK_HD float float_of_count(std::int32_t n) { return static_cast<float>(n); }
 // Largest reward, first member that has it, second largest, and least. Members may be added in any order.
 struct Extremes {
   float largest, second, least;
-  std::int32_t best;  // 0x7fffffff if no member has been added
+  std::int32_t best;  // 0x7fffffff if there is none
 
   RLK_HD void add(const Extremes& o) {
     const bool other = o.largest > largest || (o.largest == largest && o.best < best);

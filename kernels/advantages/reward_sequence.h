@@ -140,7 +140,8 @@ class RewardSequence {
         if (begin < 0 || begin > end || end > span_.length) return false;
         add_span(begin, end, in_global(p_.span_rewards)[i]);
       }
-      Gpu::wave_barrier();  // without this barrier, another lane could add to the same token at the same time
+      // In the next round, another lane may add to the same token, and must see this round's sum.
+      Gpu::wave_barrier();
     }
     return true;
   }

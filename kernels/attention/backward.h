@@ -445,8 +445,8 @@ class AttentionKeyGradient : AttentionBackward<Gpu, T, Tile, Params> {
     }
   }
 
-  // Prepares the rows: tokens begin to end, where token `k_first` is key 0 of the sequence. `queries` is the range of
-  // queries that see a key of the rows.
+  // Prepares the rows, which are tokens [begin, end). Token `k_first` is key 0 of the sequence. `queries` is the range
+  // of queries that see a key of the rows.
   RLK_DEVICE void begin_rows(const AttentionSpan& span, std::int64_t k_first, std::int64_t kv_head, std::int64_t begin,
                              std::int64_t end, AttentionRange queries) {
     if (tid() == 0) {

@@ -254,8 +254,8 @@ class AttentionForward {
     for (int r = 0; r < kOfThread; ++r) {
       const int row = thread / kAttentionLines * kOfThread + r;
       const float m = s_.m[row], q = s_.clamp[row];
-      // The row has weights in columns sees_first up to sees_last. The products read columns holes_first up to
-      // holes_last, or none if the row is unused.
+      // The row has weights in columns [sees_first, sees_last). The products read columns [holes_first, holes_last),
+      // or none if the row is unused.
       const int sees_first = s_.first[row] - block, sees_last = m > -infinity() ? s_.last[row] - block : -1;
       const int holes_first = s_.scene->first_key - block, holes_last = s_.last[row] != 0 ? end_of(block) - block : -1;
       const float addend = kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);

@@ -19,7 +19,7 @@ RLK_HD float one_nan(float x) { return is_nan(x) ? canonical_nan() : x; }
 // derivative h, and n.
 struct PreferenceElement {
   float policy, x, s, h, n, aligned;
-  bool empty;  // the answer has fewer than one token
+  bool empty;  // the answer's number of tokens is below 1
 };
 
 template <class Memory>

@@ -39,7 +39,7 @@ struct PackGrid {
   PackShare shares[kPackArrays];
   std::uint32_t blocks = 0;
   bool all_flat = true;
-  // in each padded row, this launch copies tokens first_token to first_token + num_tokens
+  // in each padded row, this launch copies tokens [first_token, first_token + num_tokens)
   std::int32_t first_token = 0, num_tokens = 0;
   std::int64_t tail = 0;  // first packed token that the launch may fill; if negative, cu_seqlens' last offset is used
 };

@@ -95,8 +95,8 @@ constexpr std::int64_t kSampleChunk = 1024, kSortChunk = 128, kSampleFlagBytes =
 inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
-// On CUDA: number of ranks per row for which the workspace has room. One of these ranks belongs to the last column that
-// top_p keeps.
+// On CUDA: number of ranks per row for which the workspace has room. The listed ranks are those of the columns that may
+// be the last one that top_p keeps.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (p.top_p.data == nullptr && p.top_p.value == 1.0f) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 4096 ? 4096 : share;
