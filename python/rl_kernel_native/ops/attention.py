@@ -220,7 +220,7 @@ def attention(
             All other products are chains of fused multiply-adds.
         return_lse: also return the logarithm of each row's sum.
         return_partials: instead of ``out``, return the :class:`AttentionPartials` of the call's splits (ranges of the
-            keys) for :func:`attention_merge`. Pass sinks to the merge. Forward only.
+            keys) for :func:`attention_merge`. Pass sinks to :func:`attention_merge`. Forward only.
         splits: the numbers of the splits (:func:`attention_splits`) that this call computes for every row, ascending.
             Default: all splits. ``k`` and ``v`` hold only the keys of these splits, split by split, in any layout.
             ``cu_seqlens_k`` and ``block_table`` describe these keys. ``seqused_k`` is required. ``seqused_k`` and the

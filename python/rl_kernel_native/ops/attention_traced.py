@@ -100,7 +100,7 @@ def _batch(folded: tuple[int, ...], sinks: int, alone: tuple[int, ...], wanted: 
 
 def _lists(names: tuple[str, ...], parents: int) -> list[Array]:
     """Returns the arrays that say which tokens a call reads. The argument ``parents`` is the position of the array with
-    this name. If a call has that array, errors call both arrays of offsets ``cu_segments``."""
+    this name. If a call has that array, error messages name both arrays of offsets ``cu_segments``."""
 
     def called(name: str) -> Any:
         is_offsets = name in PLACES[:2]

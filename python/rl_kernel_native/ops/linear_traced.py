@@ -29,7 +29,7 @@ def _backwards(engine: tuple[bool, int]) -> tuple[bool, int]:
 
 
 def sum_of(terms: Any) -> Any:
-    """Returns the sum of the terms that are not None, or None if all are."""
+    """Returns the sum of the terms that are not None, or None if all terms are None."""
     present = [t for t in terms if t is not None]
     return sum(present[1:], present[0]) if present else None
 

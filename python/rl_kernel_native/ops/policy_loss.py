@@ -122,8 +122,8 @@ def _shapes(arrays: Any, how: tuple[Any, ...]) -> tuple[Any, ...]:
     return (), (metrics,), *(None if x is None else x.shape for x in arrays[:2])
 
 
-# The option `spec` is a PolicySpec, or in a call by the schema its numbers. `denominator_value` is 0 if no number was
-# given.
+# The option `spec` is a PolicySpec; in a call by the schema, it is the list of the spec's numbers. `denominator_value`
+# is 0 if no number was given.
 _POLICY_LOSS = Operator(
     "policy_loss",
     (

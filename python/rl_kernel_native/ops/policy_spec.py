@@ -18,7 +18,8 @@ CLIPS = ("ppo", "cispo", "none", "sapo", "gmpo", "vespo", "dro", "clip_cov", "kl
 SELECTING = ("clip_cov", "kl_cov", "dppo")  # values of `clip` that need the array `selected`
 ESTIMATORS = (None, "k1", "k2", "k3", "abs")
 IMPORTANCE = (None, "token", "sequence", "geometric", "given")
-# Name -> (what divides the sum: 0 one, 1 tokens, 2 sequences, 3 sequences with tokens; whether a sequence is a mean).
+# By name: what divides the sum (0: one, 1: tokens, 2: sequences, 3: sequences with tokens), and whether a sequence
+# contributes its mean instead of its sum.
 AGGREGATIONS = {
     "token-mean": (1, False),
     "token-sum": (0, False),
@@ -221,8 +222,8 @@ def number(name: str, value: Any, least: float = -INF, open_end: bool = False, o
 
 
 def checked_denominator(denominator: Any, aggregation: str, name: str) -> tuple[Any, float]:
-    """Checks the denominator, and returns it as a pair: the array or None, and the number or 0. ``name`` is the
-    argument of the aggregation in errors."""
+    """Checks the denominator, and returns it as a pair: the array or None, and the number or 0. ``name`` is the name of
+    the aggregation's argument in error messages."""
     if denominator is None:
         if aggregation == "constant":
             raise ValueError(

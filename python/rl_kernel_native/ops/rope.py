@@ -128,10 +128,10 @@ def rope(
             dimensions are tokens. In every array, at most two token dimensions may have any strides; further token
             dimensions must be contiguous to each other.
         k: ``[..., num_kv_heads, head_dim]`` of the same dtype and tokens, or None.
-        cos, sin: float32 or the dtype of ``q``, last dimension contiguous. The width is ``rotary_dim``
-            (``partial_dim``, else ``head_dim``), one value per rotated column in the order of columns, or half of it,
-            one value per pair. With ``position_ids`` the arrays are tables ``[max_position, width]``. Otherwise they
-            are ``[tokens..., width]``, and a token dimension of size 1 serves all tokens.
+        cos, sin: float32 or the dtype of ``q``, last dimension contiguous. ``rotary_dim`` means ``partial_dim``, or
+            ``head_dim`` if that is None. The width is ``rotary_dim`` (one value per rotated column, in the order of
+            columns) or half of it (one value per pair). With ``position_ids`` the arrays are tables ``[max_position,
+            width]``. Otherwise they are ``[tokens..., width]``, and a token dimension of size 1 serves all tokens.
         position_ids: int32 or int64, the shape of the tokens (a dimension may be 1), in ``[0, max_position)``. An id
             out of range is a ValueError on the CPU. On a GPU, the columns that such an id would rotate are NaN, and no
             other token is affected.

@@ -74,7 +74,8 @@ def linear_cross_entropy_reference(
 
     Args: as for :func:`linear_cross_entropy` and :func:`linear_logprob_reference`.
     Returns: ``loss``, ``z_loss``, ``token_accuracy``, and the numbers for their error bounds. These numbers are
-        ``scale``, the reduction over absolute values, ``lse`` and ``max_abs_z`` of rows, ``scored``, and ``divisor``.
+        ``scale`` (the reduction of absolute values), ``lse`` and ``max_abs_z`` of each row, ``scored``, and
+        ``divisor``.
     """
     scored = np.asarray(target) != ignore_index
     if loss_mask is not None:

@@ -13,8 +13,8 @@ __all__ = ["policy_loss_reference"]
 
 
 class _Numpy:
-    """The NumPy functions that the formulas need. torch has the same names, so its autograd can differentiate this
-    file."""
+    """The NumPy functions that the formulas need. torch has functions of the same names, so its autograd can
+    differentiate the formulas of this file."""
 
     exp, expm1, log, where, abs, minimum, maximum = (
         np.exp, np.expm1, np.log, np.where, np.abs, np.minimum, np.maximum,

@@ -1,5 +1,5 @@
-"""Reference of process_logits in float64, from the formulas alone: it counts the history, then applies one step at a
-time."""
+"""Reference of process_logits in float64, from the formulas alone. It counts the tokens of the history, then applies
+bias and penalties one after another."""
 
 from __future__ import annotations
 
