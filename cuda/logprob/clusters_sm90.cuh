@@ -1,6 +1,7 @@
-// logprob of few rows on SM90. Each cluster computes one row, and its warps send their nodes to block 0 by asynchronous
-// stores. A call takes one launch and no workspace. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes
-// per row). Numbers: README.md.
+// logprob of few rows on SM90. Each cluster computes one row. A row's statistics are combined by a binary tree. The
+// cluster's warps compute nodes of this tree and send them to block 0 by asynchronous stores. A call takes one launch
+// and no workspace. HBM limits the speed: each logit is read once (vocab_size * sizeof(T) bytes per row). README.md has
+// measurements.
 #pragma once
 
 #include "../common/cluster_sm90.cuh"
@@ -15,7 +16,7 @@ namespace rlk::cuda {
 namespace {
 
 constexpr int kClusterBlocks = 8;
-constexpr int kClusterWarps = 5;  // 8 blocks of 5 warps take 163,840 columns in one round, with groups of 4096 columns
+constexpr int kClusterWarps = 5;  // 8 blocks of 5 warps take 40 groups of 4096 columns (163,840) in one round
 
 template <class T, Exp kExp, bool kMoments>
 __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(kClusterWarps* kWarp, 1)
   const int rank = static_cast<int>(cluster_rank());
   const std::int64_t row = blockIdx.x / kClusterBlocks;
   const std::int64_t target = target_of(p, row);
-  if (target == p.ignore_index) {  // all blocks of the cluster return here
+  if (target == p.ignore_index) {  // the condition is the same in all blocks of the cluster
     if (rank == 0 && threadIdx.x == 0) write_ignored(p, row);
     return;
   }

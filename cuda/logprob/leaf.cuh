@@ -1,4 +1,5 @@
-// One lane computes the statistics of one leaf, from shared memory.
+// The softmax statistics of a leaf (128 columns of a row), which one lane computes from shared memory. Rule 4 of
+// docs/numerics.md defines them: m is the reference, S the sum of exponentials, E and Q the moments.
 #pragma once
 
 #include "../common/element.cuh"
@@ -7,9 +8,9 @@
 
 namespace rlk::cuda {
 
-// A leaf in shared memory, in a copy of a part of a row. Each line of 128 bytes in global memory becomes one line in
-// shared memory, since a copy request costs twice as much if its line is spread over two lines. The 16-byte chunks of a
-// line are permuted, so that lanes that read the same chunk of their own leaves access different banks.
+// A leaf in shared memory. Each line of 128 bytes in global memory is copied to one line of shared memory, since a copy
+// request costs twice as much if it writes to two lines. The 16-byte chunks of a line are permuted, so that lanes that
+// read the same chunk of their own leaves access different banks.
 template <class T>
 struct Leaf {
   static constexpr int kBytes = kLeafColumns * static_cast<int>(sizeof(typename T::Storage));
@@ -34,8 +35,7 @@ struct Leaf {
   }
 };
 
-// Returns bytes [shift, shift + 16) of two neighbouring vectors of 16 bytes. The shift is `words` whole words plus
-// `bits` bits (0 or 16).
+// Returns 16 bytes of the 32 bytes `low`, `high`. They begin at word `words` plus `bits` bits (0 or 16).
 __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, int words, int bits) {
   const std::uint32_t w[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
   std::uint32_t pair[6], word[5];
@@ -47,8 +47,9 @@ __device__ __forceinline__ uint4 shifted(const uint4& low, const uint4& high, in
                     __funnelshift_r(word[2], word[3], bits), __funnelshift_r(word[3], word[4], bits));
 }
 
-// Moves the n columns of a leaf to the start of its first chunk; before, they begin `shift` bytes into this chunk. All
-// lanes of a warp call this function together, since one leaf may end in the chunk in which the next leaf begins.
+// Moves the n columns of a leaf, which begin `shift` bytes into its first chunk of 16 bytes, to the start of this
+// chunk. All lanes of a warp call this function together, since a leaf may end in the chunk in which the next lane's
+// leaf begins.
 template <class T>
 __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift) {
   const int words = shift / 4, bits = shift % 4 * 8;
@@ -67,7 +68,7 @@ __device__ __forceinline__ void align_leaf(const Leaf<T>& leaf, int n, int shift
   }
 }
 
-// The eight chains of a leaf.
+// The eight partial sums ("chains") of a leaf. Column k of the leaf belongs to chain k % 8.
 template <Exp kExp, bool kMoments>
 struct Chains {
   float S[kNumChains], E[kNumChains], Q[kNumChains];
@@ -76,7 +77,7 @@ struct Chains {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) S[r] = E[r] = Q[r] = 0.0f;
   }
-  // addend: -m, or kStatsShift - m for the portable exponential.
+  // Returns -m, or kStatsShift - m for the portable exponential.
   static __device__ __forceinline__ float addend(float m) {
     return kExp == Exp::kHardware ? -m : sub_rn(kStatsShift, m);
   }
@@ -94,7 +95,7 @@ struct Chains {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) add(r, z[r], exponential(z[r], c, addend));
   }
-  // Adds the first n columns of a vec8. The other columns add +0, which changes no sum.
+  // Adds the first n columns of a vec8 (eight neighbouring columns). The other columns add +0, which changes no sum.
   __device__ __forceinline__ void add_columns(const float (&z)[kVec8], int n, float c, float addend) {
 #pragma unroll
     for (int r = 0; r < kNumChains; ++r) {
@@ -108,8 +109,8 @@ struct Chains {
   }
 };
 
-// A leaf is processed in blocks of kBlockVec8s vec8s (eight columns each). The remaining vec8s are processed one at a
-// time, column by column.
+// The loops over a leaf process blocks of kBlockVec8s vec8s. The remaining vec8s are processed one at a time, column by
+// column.
 constexpr int kBlockVec8s = 4;
 constexpr int kBlockColumns = kBlockVec8s * kVec8;
 
@@ -143,7 +144,7 @@ __device__ __forceinline__ Range leaf_range(const Leaf<T>& leaf, int n) {
   return range;
 }
 
-// Returns the statistics of the first n columns, none of which may be -Inf or below the clamp.
+// Returns the statistics of the first n columns. No column may be -Inf or so small that it would be clamped.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_sums(const Leaf<T>& leaf, int n, float c, float m) {
   Chains<kExp, kMoments> chains;
@@ -201,8 +202,8 @@ __device__ __forceinline__ SoftmaxStats general_leaf(const Leaf<T>& leaf, int n,
   return chains.total(reference.m);
 }
 
-// Returns the statistics of a lane's leaf of n columns. In the common case, logits are not transformed, and none is
-// -Inf or below the clamp: then the short loop of leaf_sums() suffices.
+// Returns the statistics of a lane's leaf of n columns. In the common case the logits are neither scaled nor
+// softcapped, and no column is -Inf or clamped. The short loop of leaf_sums() then suffices.
 template <class T, Exp kExp, bool kMoments>
 __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, float c, float logit_scale,
                                                    float softcap) {
@@ -210,8 +211,8 @@ __device__ __forceinline__ SoftmaxStats leaf_stats(const Leaf<T>& leaf, int n, f
   if (n >= kBlockColumns && logit_scale == 1.0f && softcap == 0.0f) {
     const Range range = leaf_range<T>(leaf, n);
     const float m = add_rn(ceil_of(mul_rn(c, range.largest)), 0.0f);
-    // The test stays well inside the bounds of leaf_reference(). So no column is clamped or -Inf, no row fails, and q
-    // needs no division.
+    // The bounds of this test are narrower than those of leaf_reference(). So no column is clamped or -Inf, the row
+    // does not fail, and q (the smallest logit that is not clamped) need not be computed.
     if (abs_of(m) < 0.5f * kStatsRange && fma_rn(range.smallest, c, -m) >= 1.0f - kStatsFloor) {
       return leaf_sums<T, kExp, kMoments>(leaf, n, c, m);
     }

@@ -1,6 +1,7 @@
-// One warp computes the statistics of a group: up to 32 leaves of one row. The leaves are copied to shared memory, each
-// lane computes one leaf, and shuffles compute the tree over the leaves. The group's result is a node of the row's
-// tree. All kernels share this code; they differ in how the nodes of a row's groups are combined to the root.
+// One warp computes the statistics of a group: up to 32 leaves (of 128 columns) of one row. The leaves are copied to
+// shared memory, each lane computes one leaf, and shuffles combine the leaves by a binary tree. The group's result is a
+// node of the tree over the whole row. All kernels share this code; they differ in how they combine the nodes of a
+// row's groups to the root.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -13,19 +14,20 @@ namespace rlk::cuda {
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 static_assert(kGroupLeaves == kWarp);
-constexpr int kKeptWords = kGroupColumns / 32;  // words of the bitmap of a group's kept columns
+constexpr int kKeptWords = kGroupColumns / 32;  // a bitmap says which of a group's columns are kept
 constexpr int kKeptWordsPerLeaf = kLeafColumns / 32;
 
-// Bytes of a group's copy ("image") in shared memory: the group's columns, and the bytes before them in their first
-// line.
+// Bytes of the copy of a group in shared memory (its "image"). The image has the group's columns, and the bytes before
+// the first column in the same line of 128 bytes.
 constexpr int kLine = 128;
 template <class T>
 constexpr int kGroupBytes = kGroupColumns* static_cast<int>(sizeof(typename T::Storage)) + kLine;
 
 __device__ __forceinline__ float shuffle_xor(float x, int distance) { return __shfl_xor_sync(kAllLanes, x, distance); }
 
-// Within these bounds no rescaled value, sum or cancellation of 32 nodes leaves fp32's normal range. So a rescaling of
-// all nodes to the largest reference at once gives the same bits as a rescaling pair by pair.
+// A tree combines two nodes at a time: it rescales them to the larger of their references (exponents) and adds. If all
+// nodes of a warp are rescaled at once to the largest reference, the bits stay the same within these bounds, since no
+// value leaves fp32's normal range.
 constexpr int kTreeGap = 30;
 __device__ __forceinline__ bool in_tree_range(float x) {
   const float magnitude = abs_of(x);
@@ -35,8 +37,8 @@ __device__ __forceinline__ bool in_tree_range(float x) {
 // Combines the nodes of all lanes by a perfect binary tree. Every lane gets the root.
 template <bool kMoments>
 __device__ __forceinline__ SoftmaxStats tree_over_lanes(SoftmaxStats s) {
-  // A node's reference as an integer, with |m| < 2^21. The identity's value lies far below, and that of a failed row
-  // (NaN) far above.
+  // m is the node's reference as an integer, with |m| < 2^21. kIdentity (a node without columns) lies far below this
+  // range, and kFailed (NaN, a failed row) lies far above.
   constexpr int kIdentity = -(1 << 28), kFailed = 1 << 28;
   const int m = is_nan(s.m) ? kFailed : s.m == -infinity() ? kIdentity : static_cast<int>(s.m);
   const int largest = __reduce_max_sync(kAllLanes, m);
@@ -84,15 +86,16 @@ __device__ __forceinline__ SoftmaxStats tree_over_nodes(int count, int lane, Loa
   return tree_over_lanes<kMoments>(mine);
 }
 
-// A lane's share of the copy of a group, and the position of its own leaf.
+// What a lane does to copy a group to shared memory, and where the lane's own leaf lies in the image.
 template <class T>
 struct GroupCopy {
-  const char* from;  // this lane's chunk of round 0, in the line of the group's first column
+  const char* from;  // the lane's chunk of 16 bytes in round 0
   int begin, end;    // byte range of the columns in the image
   Leaf<T> leaf;
   int leaf_columns;
 
-  // `row`: the address that the row's global column 0 would have. `image`: the image's address in shared memory.
+  // `row` is the address that the row's column 0 has, or would have if this shard held it. `image` is the image's
+  // address in shared memory.
   __device__ __forceinline__ GroupCopy(const typename T::Storage* row, const GroupGrid& grid, Group group,
                                        std::uint32_t image, int lane) {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
@@ -109,8 +112,8 @@ struct GroupCopy {
   // of 8 columns, so all leaves of a row have the same shift.
   __device__ __forceinline__ int shift() const { return begin % 16; }
 
-  // Starts the copy, in rounds of one chunk per lane. The copy reads nothing past the last column. Before the first
-  // column, it reads only bytes of the same chunk of 16 bytes.
+  // Starts the copy, in rounds of one chunk of 16 bytes per lane. The copy reads no byte past the last column. It may
+  // read up to 15 bytes before the first column, in the same chunk.
   __device__ __forceinline__ void start(std::uint32_t image, int lane) const {
     start(image, lane, [](int) { return true; });
   }
@@ -128,7 +131,7 @@ struct GroupCopy {
         copy_async_16(to[i % kPeriod] + i / kPeriod * kPeriod * kRound, from + i * kRound);
       }
     };
-    const int left = (end >> 4) - lane;  // number of whole chunks, from this lane's first chunk on
+    const int left = (end >> 4) - lane;  // number of whole chunks from the lane's first chunk to the end
     if (lane >= begin / 16 && 0 < left) copy(0);
     if (end - begin == kRounds * kRound) {
 #pragma unroll
@@ -150,7 +153,7 @@ struct GroupCopy {
   }
 };
 
-// Sets the columns of a leaf that are not kept to -Inf.
+// Sets those columns of a leaf to -Inf that are not in the row's kept set (for example, the set that top-k kept).
 template <class T>
 __device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, const std::uint32_t* keep) {
   const typename T::Storage minus_infinity = T::store(-infinity());
@@ -160,11 +163,11 @@ __device__ __forceinline__ void drop_columns(const Leaf<T>& leaf, int columns, c
   }
 }
 
-// Marks the kept columns of a group's leaves in `bitmap`; words [4 l, 4 l + 4) belong to lane l's leaf. Returns true in
-// at least one lane if an id is out of range.
+// Sets the bits of a group's kept columns in `bitmap`; words [4 l, 4 l + 4) belong to lane l's leaf. If an id of the
+// list is out of range, at least one lane returns true.
 __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid& grid, const KeptRange& kept,
                                           std::int64_t target, const LeafSpan& span, std::uint32_t* bitmap, int lane) {
-  if (grid.groups_per_part > 0) {  // the group has columns of only one part: each lane scans a share of the list
+  if (grid.groups_per_part > 0) {  // the group is a range of columns: the lanes share the list
     const int first = __shfl_sync(kAllLanes, span.first, 0);
     const int columns = static_cast<int>(__reduce_add_sync(kAllLanes, static_cast<unsigned>(span.columns)));
     return scan_kept(p, kept, target, lane, kWarp, [&](std::int64_t id) {
@@ -173,14 +176,15 @@ __device__ __forceinline__ bool mark_kept(const LogprobInput& p, const GroupGrid
     });
   }
   std::uint32_t* keep = bitmap + lane * kKeptWordsPerLeaf;
-  // With a small vocabulary each lane scans the whole list for its own leaf.
+  // The group has several parts of a small vocabulary: each lane scans the whole list for its own leaf.
   return scan_kept(p, kept, target, 0, 1, [&](std::int64_t id) {
     const std::int64_t column = id - span.first;
     if (column >= 0 && column < span.columns) keep[column >> 5] |= 1u << (column & 31);
   });
 }
 
-// Restricts a group to its row's kept set. Returns kBadKept if the kept set is bad. `bitmap` has kKeptWords words.
+// Restricts a group to its row's kept set. Returns kBadKept if the list of kept ids is invalid. `bitmap` has kKeptWords
+// words.
 template <class T>
 __device__ __forceinline__ std::int32_t restrict_group(const LogprobInput& p, const GroupGrid& grid, std::int64_t row,
                                                        const LeafSpan& span, const Leaf<T>& leaf, std::uint32_t* bitmap,

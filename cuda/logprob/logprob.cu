@@ -1,6 +1,6 @@
-// logprob on CUDA, compiled once per architecture: stream.cuh for any number of rows, clusters for few rows on sm_90,
-// and the merge of shards. Bound by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). Numbers:
-// README.md.
+// The forward of logprob on CUDA: stream.cuh for any number of rows, clusters for few rows on sm_90, and the merge of
+// shards. CMake compiles this file once per architecture. HBM limits the speed: each logit is read once (vocab_size *
+// sizeof(T) bytes per row). README.md has measurements.
 #include "../common/kernels.h"
 #include "kernels/vocabulary/logprob_groups.h"
 #include "stream.cuh"
@@ -12,15 +12,15 @@ namespace rlk::cuda {
 namespace {
 
 #if RLK_CUDA_SM90
-// The number of warps for whose buffers shared memory has room, for elements of 2 and of 4 bytes. With moments there
-// are fewer warps, since each thread needs more registers.
+// Warps per block, each with a buffer in shared memory: as many as fit, for elements of 4 bytes (14) and of 2 bytes.
+// With moments there are fewer warps, since each thread needs more registers.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = !T::kPacked ? 14
                              : kMoments  ? 20
                                          : 27;
 #else
-// The number of warps for whose buffers the shared memory of compute capability 8.0 has room, for elements of 2 and of
-// 4 bytes. Other capabilities have less shared memory and run fewer warps.
+// Warps per block, each with a buffer in shared memory: as many as fit on compute capability 8.0, for elements of 2 and
+// of 4 bytes. Other capabilities have less shared memory and run fewer warps.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 #endif

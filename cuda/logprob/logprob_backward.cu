@@ -1,5 +1,6 @@
-// dlogits of logprob, lse and entropy. The computation is elementwise, with the saved lse and entropy of the row. Bound
-// by HBM: each logit is read once, and each gradient is written once (2 * vocab_size * sizeof(T) bytes per row).
+// dlogits of logprob, lse and entropy. The computation is elementwise, with the saved lse and entropy of the row. HBM
+// limits the speed: each logit is read once, and each gradient is written once (2 * vocab_size * sizeof(T) bytes per
+// row).
 //
 // Each block computes one segment of a row. Segments are short, so that the hardware's scheduler passes over memory in
 // order and balances the multiprocessors. A thread loads all of its 16-byte vectors before it uses the first vector.
@@ -18,16 +19,16 @@ namespace {  // each architecture compiles its own copy of this code
 
 constexpr int kBackwardThreads = 128;
 constexpr int kBackwardVectors = 8;  // vectors per thread
-// Blocks per multiprocessor: the fastest numbers in measurements. The portable exponential takes longer, and is fastest
-// with one more block.
+// Blocks per multiprocessor. These numbers were fastest in measurements, and the portable exponential is fastest with
+// one more block than the hardware's.
 template <Exp kExp>
 constexpr int kBackwardBlocks = kExp == Exp::kHardware ? 6 : 7;
 template <class T>
 constexpr int kSegmentColumns = kBackwardThreads* kBackwardVectors* Vector<T>::kColumns;
 constexpr int kMaxGridRows = 32768;  // the most rows in the grid's second dimension
 
-// Returns the gradients of columns other than the target, in calls where z is the logit without a transform. If all
-// columns lie within the bounds of the exponential, no column is clamped.
+// Returns the gradients of a vector of columns, as if none were the target, in calls that neither scale nor softcap
+// logits. If all columns lie within the bounds of the exponential, the code is shorter, since no column is clamped.
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const Row& r) {
   constexpr int kColumns = Vector<T>::kColumns;
@@ -52,19 +53,20 @@ __device__ __forceinline__ Vector<T> vector_gradient(const Vector<T>& x, const R
   return d;
 }
 
-// A block's segment of a row. Vector v holds kColumns columns from first + v * kColumns on, and is aligned in dlogits.
+// A block's segment of a row, in vectors of 16 bytes. Vector v holds kColumns columns from first + v * kColumns on. In
+// dlogits the vectors are aligned.
 template <class T>
 struct Segment {
   const typename T::Storage* logits;  // the row's logits
   typename T::Storage* dlogits;
-  int first;   // column of vector 0; a row's first vector may begin before the row
+  int first;   // column where vector 0 begins; it is negative if the vector begins before the row
   int valid;   // number of columns of the row that have a gradient; 0 if the row is ignored or has no gradient
   int target;  // target column; -1 if the shard does not contain it
 
   __device__ __forceinline__ int column(int i) const {
     return first + (i * kBackwardThreads + static_cast<int>(threadIdx.x)) * Vector<T>::kColumns;
   }
-  // Whether the vector at `column` lies inside the row, and has a gradient in every column.
+  // Whether all columns of the vector at `column` lie inside the row and have a gradient.
   __device__ __forceinline__ bool holds(int column) const {
     return column >= 0 && column + Vector<T>::kColumns <= valid;
   }
@@ -76,7 +78,7 @@ __device__ __forceinline__ Segment<T> segment_of(const LogprobBackwardParams& p,
   const Storage* logits = row_of<T>(p, row);
   Storage* dlogits = static_cast<Storage*>(p.dlogits) + p.dlogits_rows.offset(row);
   const auto to = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(dlogits));
-  // Columns past valid_vocab get +0, like the columns of an empty row.
+  // Columns from valid_vocab on get +0, and so do all columns of a row without a gradient.
   const std::int64_t valid = g.empty(p.ignore_index) ? 0 : p.valid_vocab - p.vocab_start;
   const std::int64_t target = g.target - p.vocab_start;
   return {logits, dlogits,
@@ -138,7 +140,7 @@ struct ElementGradient {
 #pragma unroll 1
     for (int j = column < 0 ? 0 : column; j < end && j < columns; ++j) s.dlogits[j] = at(j);
   }
-  // Writes a vector that lies inside the row, with one store of 16 bytes from `slot` in shared memory.
+  // Writes a whole vector: computes its columns one by one in `slot` (shared memory), then stores 16 bytes at once.
   __device__ __forceinline__ void write_whole(int column, Vector<T>* slot) const {
 #pragma unroll 1
     for (int j = 0; j < Vector<T>::kColumns; ++j) reinterpret_cast<typename T::Storage*>(slot)[j] = at(column + j);
@@ -150,7 +152,7 @@ struct ElementGradient {
 template <class T, Exp kExp, class Row>
 __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const ElementGradient<T, kExp, Row>& element,
                                               const Vector<T> (&x)[kBackwardVectors]) {
-  // The target's logit is read first: in place, the store of its vector overwrites it.
+  // The target's logit is read first, since in place (dlogits == logits) the store of its vector would overwrite it.
   const int from_target = s.target - s.column(0);
   constexpr int kStride = kBackwardThreads * Vector<T>::kColumns;
   const bool has_target = from_target >= 0 && from_target % kStride < Vector<T>::kColumns &&
@@ -164,7 +166,8 @@ __device__ __forceinline__ void plain_vectors(const Segment<T>& s, const Element
   if (has_target) s.dlogits[s.target] = element(s.target, at_target);
 }
 
-// Row: SmoothedRow if the call has label smoothing or is not plain, else BackwardRow.
+// kPlain: logits are not transformed, no row is restricted to a kept set, and rows_are_alike() is true. Row:
+// SmoothedRow if the call has label smoothing or is not plain, else BackwardRow.
 template <class T, Exp kExp, bool kPlain, class Row>
 __global__ void __launch_bounds__(kBackwardThreads, kPlain ? kBackwardBlocks<kExp> : 1)
     logprob_backward_kernel(const __grid_constant__ LogprobBackwardParams p) {
@@ -227,7 +230,7 @@ bool rows_are_alike(const LogprobBackwardParams& p) {
 
 template <class T, Exp kExp>
 void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
-  // A row that begins inside a vector may take one more vector.
+  // A row that does not begin at a multiple of 16 bytes may take one more vector.
   const std::int64_t extra = rows_are_aligned<T>(p.dlogits, p.dlogits_rows) ? 0 : Vector<T>::kColumns - 1;
   const std::int64_t segments = (p.num_columns + extra + kSegmentColumns<T> - 1) / kSegmentColumns<T>;
   constexpr std::int64_t kMaxGridDepth = 65535;

@@ -1,6 +1,6 @@
-// Label smoothing of logprob: each block sums the logits z of one row (kernels/vocabulary/logprob_smoothing.h). Bound
-// by HBM: each logit is read once (vocab_size * sizeof(T) bytes per row). All architectures share this source; each has
-// its own machine code.
+// Label smoothing of logprob: each block sums the logits z of one row (kernels/vocabulary/logprob_smoothing.h). HBM
+// limits the speed: each logit is read once (vocab_size * sizeof(T) bytes per row). All architectures share this
+// source; each has its own machine code.
 #include "../common/element.cuh"
 #include "../common/kernels.h"
 #include "../common/team.cuh"

@@ -20,7 +20,8 @@ inline LogprobPlan choose_plan(const LogprobInput& p, int capability, int multip
   return capability == 90 && few ? LogprobPlan::kClusters : LogprobPlan::kStream;
 }
 
-// The most rows of one launch of the streaming kernel. The workspace holds a node for each group of these rows.
+// The most rows of one launch of the streaming kernel. The workspace holds a node (partial statistics) for each group
+// of columns of these rows.
 inline std::int64_t stream_rows(const GroupGrid& grid) {
   constexpr std::int64_t kMostNodes = std::int64_t{1} << 19;
   return kMostNodes / grid.nodes;

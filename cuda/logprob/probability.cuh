@@ -10,7 +10,7 @@ namespace rlk::cuda {
 
 struct HardwareProbability {
   static __device__ __forceinline__ float of(float t) {
-    return ex2_approx(t > 127.0f ? 127.0f : t);  // results below 2^-126 become 0
+    return ex2_approx(t > 127.0f ? 127.0f : t);  // subnormal results become 0
   }
 };
 template <Exp kExp>

@@ -1,7 +1,8 @@
-// Forward of many rows. Each persistent warp has its own buffer in shared memory, so that some warps load while others
-// compute, without barriers between warps. The warps take groups in the order of memory, and write the groups' nodes to
-// global memory. A kernel before this kernel prepares each row, and a kernel after it computes the roots. All
-// architectures share this source; each has its own machine code.
+// The forward of logprob for many rows. Each persistent warp has its own buffer in shared memory, so that some warps
+// load while others compute, without barriers between warps. The warps take groups of columns in the order of memory.
+// For each group a warp writes a node (partial statistics) to global memory. A kernel before this kernel prepares each
+// row, and a kernel after it combines the nodes of each row. All architectures share this source; each has its own
+// machine code.
 #pragma once
 
 #include <algorithm>
@@ -52,9 +53,9 @@ struct Divisor {
   }
 };
 
-// The inputs of a row that all of its groups need.
+// What each group of a row needs to know about the row.
 struct alignas(16) StreamRow {
-  const void* logits;   // the address that the row's global column 0 would have
+  const void* logits;   // where the row's column 0 is, or would be if this shard held it
   float c;              // log2e / temperature
   std::int32_t status;  // status bits that are known before any logit is read, or kIgnoredRow
 };
@@ -67,12 +68,13 @@ __device__ __forceinline__ StreamRow stream_row(const LogprobInput& p, std::int6
           target_of(p, row) == p.ignore_index ? kIgnoredRow : status};
 }
 
-// The part of a call that one launch computes. Groups are numbered in the order of memory, the fastest order for DRAM.
+// The rows of a call that one launch computes. Groups are numbered in the order of memory, which is the fastest order
+// for DRAM.
 struct StreamWork {
   std::int64_t first_row;
   int rows;
   Divisor groups;  // groups per row
-  Divisor steps;   // groups per part; 1 if a group holds several parts
+  Divisor steps;   // groups per part of the vocabulary; 1 if a group holds several parts
   unsigned* claims;
   int counters;  // number of counters in `claims`
   StreamRow* of_row;
@@ -80,10 +82,11 @@ struct StreamWork {
   float4* nodes;    // grid.nodes per row
 };
 
-// A warp takes the number of each group after its first from one of several counters, since a single counter serves at
-// most 430 increments per microsecond. The number of counters is prime, so that no counter gets the short groups of all
-// parts. There are at most as many counters as warps, since every counter needs a warp that takes numbers from it.
-constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words between counters: each counter has its own line
+// The first group of a warp is fixed. It takes the numbers of later groups from one of several counters, since a single
+// counter serves at most 430 increments per microsecond. The number of counters is prime, so that the short groups at
+// the ends of parts are spread over all counters. There are at most as many counters as warps, since every counter
+// needs a warp that takes numbers from it.
+constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words from one counter to the next: each has its own line
 
 template <class T>
 __global__ void __launch_bounds__(256)
@@ -124,8 +127,7 @@ __global__ void __launch_bounds__(kMaxWarps* kWarp, 1)
   const int first = static_cast<int>(blockIdx.x) + warp * static_cast<int>(gridDim.x), counter = first % work.counters;
   int now = first;
   allow_next_kernel();
-  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // the row of the first group is computed here, since work.of_row is not
-                                              // ready yet
+  StreamRow row{nullptr, 0.0f, kIgnoredRow};  // work.of_row is not ready yet, so the warp prepares its first row
   if (now < total) row = stream_row<T>(p, work.first_row + work.groups.divide(now));
   GroupCopy<T> copy = copy_of_task(now, row);
   if (row.status != kIgnoredRow) copy.start(image, lane);

@@ -8,21 +8,21 @@
 namespace rlk::cuda {
 
 // A plan of the forward. A row has `threads` threads, and each thread holds up to `vec8s` times eight columns in
-// registers. 0 threads: a block reads the row twice. This plan serves any width and alignment.
+// registers. If `threads` is 0, a block reads the row twice; this plan serves any width and alignment.
 struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };
 constexpr RmsNormPlan kRmsNormPlans[] = {{8, 4}, {32, 4}, {128, 4}, {256, 4}, {256, 8}, {0, 0}};
-constexpr std::int64_t kMostFewRows = 1024;  // launches of at most this many rows are too short to keep memory busy
+constexpr std::int64_t kMostFewRows = 1024;  // calls of at most this many rows are too short to keep memory busy
 bool serves(const RmsNormPlan& plan, const RmsNormParams& p);
 RmsNormPlan choose_plan(const RmsNormParams& p);
 
-// A plan of the backward. Groups: `threads` threads process 64 rows one after another, and read each row once. Halves:
-// two blocks share a group of 64 rows, and half of each row is read twice. This plan serves 16-bit types and arrays
-// whose rows have one stride. Rows: each block computes one row of dx, and threads of other blocks each sum two columns
-// of 64 rows for dweight. Each row is read twice. This plan serves any width and alignment.
+// A plan of the backward. There are three kinds. "Groups": `threads` threads process 64 rows one after another, and
+// read each row once. "Halves": two blocks share a group of 64 rows, and half of each row is read twice; 16-bit types
+// and arrays whose rows have one stride. "Rows": each block computes one row of dx; other blocks sum dweight, two
+// columns of 64 rows per thread. "Rows" reads each row twice, and serves any width and alignment.
 struct RmsNormBackwardPlan {
-  int threads = 0, vec8s = 0;  // 0 threads: the plan "rows"
+  int threads = 0, vec8s = 0;  // 0 threads: "rows"
   bool halves = false;
 };
 constexpr RmsNormBackwardPlan kRmsNormBackwardPlans[] = {{16, 1},        {32, 1},  {128, 1}, {256, 1}, {256, 2, true},
@@ -34,7 +34,7 @@ RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocess
 bool has_vectors(const RmsNormParams& p);
 bool has_vectors(const RmsNormBackwardParams& p);
 
-// Whether y is wanted, the weight has the dtype of x, and each array has one stride between consecutive rows.
+// Whether the caller wants y, the weight has the dtype of x, and each array has one stride between consecutive rows.
 bool is_plain(const RmsNormParams& p);
 // Whether each array has one stride between consecutive rows, and the stride is below 2^31 bytes. In this case an
 // address takes one instruction.

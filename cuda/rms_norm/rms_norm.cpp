@@ -78,7 +78,7 @@ RmsNormPlan choose_plan(const RmsNormParams& p) {
 
 RmsNormBackwardPlan choose_plan(const RmsNormBackwardParams& p, int multiprocessors) {
   const std::int64_t groups = rms_norm_groups(p.num_rows);
-  const bool halves = 2 * groups <= multiprocessors;  // with more groups, blocks would wait for one another
+  const bool halves = 2 * groups <= multiprocessors;  // with more groups, "groups" is as fast or faster
   if (5 * groups < multiprocessors) return {};
   for (const RmsNormBackwardPlan& plan : kRmsNormBackwardPlans) {
     if (plan.halves == halves && serves(plan, p)) return plan;
@@ -112,7 +112,7 @@ void rms_norm_backward(const RmsNormBackwardParams& p, int device, Stream stream
   if (capability == 90) {
     return sm90::rms_norm_backward(p, choose_plan(p, multiprocessors(device)), to_stream(stream));
   }
-  // Other devices have less shared memory than the widest rings need.
+  // Other devices have too little shared memory for the rings of the widest plans.
   RmsNormBackwardPlan plan = choose_plan(p, multiprocessors(device));
   if (plan.threads * plan.vec8s > 256) plan = {};
   sm80::rms_norm_backward(p, plan, to_stream(stream));

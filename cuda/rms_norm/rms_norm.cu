@@ -1,10 +1,11 @@
-// rms_norm forward. Bound by HBM: x and the residual are read once, and y and the new residual are written once.
+// The forward of rms_norm. HBM limits the speed: x and the residual are read once, and y and the new residual are
+// written once.
 //
 // rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t, t
-//   + kThreads, ..., which are whole lanes of the contract's sum. There are many short blocks, so that the hardware's
-//   scheduler keeps every multiprocessor busy with memory requests. The weight stays in L1.
-// rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment.
-// All architectures share this source; each has its own machine code.
+//   + kThreads, ..., which make up whole lanes of the contract's sum (row.cuh). There are many short blocks, so that
+//   the hardware's scheduler keeps every multiprocessor busy with memory requests. The weight stays in L1.
+//   rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment. All architectures share
+//   this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
@@ -15,7 +16,8 @@ namespace {  // each architecture compiles its own copy of this code
 constexpr int kForwardBlock = 128;     // minimum number of threads per block
 constexpr int kForwardThreads = 1024;  // minimum number of threads per multiprocessor, with 64 registers each
 constexpr int kAnyThreads = kRmsNormLanes;
-// Calls that move fewer bytes than this are evict-first in L2, so that their inputs leave room for their outputs.
+// In calls that move fewer bytes than this, loads and stores are evict-first in L2. So the inputs leave room in L2 for
+// the outputs.
 constexpr std::int64_t kLargeBytes = std::int64_t{1} << 27;
 
 template <int kThreads>
@@ -23,8 +25,8 @@ constexpr int kRowBlock = kThreads < kForwardBlock ? kForwardBlock : kThreads;
 template <class T, int kThreads, int kVec8s>
 constexpr int kRowBlocks = kForwardThreads / kRowBlock<kThreads> / (Vec8<T>::kVectors * kVec8s > 4 ? 2 : 1);
 
-// Prefetches up to two rows of up to kVec8s vec8s into L2. One is a row that a later block will load. The second is
-// this block's own row, if no earlier block prefetches it.
+// Prefetches up to two rows of up to kVec8s vec8s into L2. One of them is a row that a later block will load. The other
+// is this block's own row, if no earlier block prefetches it.
 template <class T, int kVec8s, bool kResidual>
 __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64_t row) {
   using Storage = typename T::Storage;
@@ -43,9 +45,9 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
   }
 }
 
-// kPlain: the call is plain (is_plain(), as most calls are), and the kernel tests none of these properties. With kPlain
-// and a residual, the call has many rows. For many rows with a residual, the kernel prefetches no rows and loads
-// weights only after a row's sum, since registers are better used for loads of more rows.
+// kPlain: is_plain() is true for the call, as for most calls, so the kernel need not test these properties. `many`: the
+// call has many rows; a kernel with kPlain and kResidual serves only such calls. For many rows with a residual, the
+// kernel prefetches no rows and loads weights only after a row's sum. This leaves registers for loads of more rows.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {
@@ -53,7 +55,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   constexpr int kRows = kRowBlock<kThreads> / kThreads;
   constexpr int kLanes = kVec8s < kRmsNormLanes / kThreads ? kVec8s : kRmsNormLanes / kThreads;  // lanes per thread
   __shared__ float of_warps[kRows][kSumNodes<kThreads, kLanes>];
-  const bool sum_first = kResidual && (kPlain || many);  // whether the sum comes before other loads
+  const bool sum_first = kResidual && (kPlain || many);  // whether weights are loaded after the sum
   const int of_block = kRows == 1 ? 0 : static_cast<int>(threadIdx.x / kThreads);
   const int thread = static_cast<int>(threadIdx.x) - of_block * kThreads;
   const std::int64_t row = std::int64_t{blockIdx.x} * kRows + of_block;
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, 
   const Storage* x = static_cast<const Storage*>(p.x) + offset(p.x_rows);
   const std::uint64_t policy = l2_policy(evict_first);
   allow_next_kernel();
-  if constexpr (kThreads >= 32) {  // for rows of few vec8s a prefetch does not pay
+  if constexpr (kThreads >= 32) {  // narrow rows are not faster with prefetches
     if (!sum_first && thread == 0 && vec8s > 0) prefetch_rows<T, kThreads * kVec8s, kResidual>(p, row);
   }
   wait_for_previous_kernel();

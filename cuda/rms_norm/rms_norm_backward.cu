@@ -1,17 +1,16 @@
-// rms_norm backward. Bound by HBM. The kernels read dy, h and the gradient of the new residual once, and write dx once.
-// For dweight, they also write and read 4 bytes per column and group of 64 rows.
+// The backward of rms_norm. HBM limits the speed. The kernels read dy, h and the gradient of the new residual once, and
+// write dx once. For dweight, they also write and read 4 bytes per column and group of 64 rows.
 //
 // rms_norm_groups_kernel: kThreads threads process a group of 64 rows, row by row. Thread t has vec8s t, t + kThreads,
-//   ... of each row. It copies them into a ring of stages in shared memory, and no other thread reads them. Registers
-//   hold the chains of dweight of the thread's columns. The copies of later rows run during the computation.
-// rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row, and the chains of dweight
-//   over all rows for half of the columns. So it also reads half of each row of the other block, from L2.
-// rms_norm_rows_kernel: serves any width and alignment, and calls with too few groups for all multiprocessors. In each
-//   group, 64 blocks compute dx of one row each. Other blocks compute the chains of dweight, each for some columns of
-//   all rows.
-// rms_norm_fold_kernel: adds the groups' sums of dweight by a tree over each block of 8192 rows, and adds these blocks
-//   one after another. A block of threads computes eight columns.
-// All architectures share this source; each has its own machine code.
+//   ... of each row. It copies them into a ring of stages in shared memory, and reads only its own copies. Registers
+//   hold the sums of dweight over the group's rows ("chains") for the thread's columns. The copies of later rows run
+//   during the computation. rms_norm_halves_kernel: two blocks share a group. A block computes dx of every second row,
+//   and the chains of dweight over all rows for half of the columns. So a block also reads half of each row whose dx
+//   the other block computes, from L2. rms_norm_rows_kernel: serves any width and alignment, and calls with too few
+//   groups for all multiprocessors. In each group, 64 blocks compute dx of one row each. Other blocks compute the
+//   chains of dweight, each for some columns of all rows. rms_norm_fold_kernel: adds the groups' sums of dweight: a
+//   tree over the groups of 8192 rows, and then one block of 8192 rows after another. A block of threads computes eight
+//   columns. All architectures share this source; each has its own machine code.
 #include <type_traits>
 
 #include "../common/async_copy_groups_sm80.cuh"
@@ -27,7 +26,7 @@ namespace {  // each architecture compiles its own copy of this code
 constexpr int kGroupRows = kRmsNormGroupRows;
 constexpr int kBlockGroups = static_cast<int>(kRmsNormBlock) / kGroupRows;  // groups per 8192 rows
 
-// Pointers to a thread's first column in the rows of a group. kPlain: is_plain() is true for the call.
+// A pointer to a thread's first column in each row of a group. kPlain: is_plain() is true for the call.
 template <class Element, bool kPlain>
 class GroupRows {
  public:
@@ -53,8 +52,9 @@ class GroupRows {
   std::int64_t first_row_;
 };
 
-// The shape of a step: a thread has its columns of dy, of h and, if given, of the new residual's gradient, for one or
-// two rows. A step has one barrier. A step takes two rows if their values fit in registers (kKept).
+// The shape of a step of the kernel "groups". In a step a thread processes its columns of dy, of h and, if given, of
+// the new residual's gradient, for one or two rows. A step has one barrier. A step takes two rows if their values fit
+// in registers (kKept).
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -63,8 +63,8 @@ struct GroupShape {
   static constexpr int kBlock = kThreads < 128 ? 128 : kThreads, kGroups = kBlock / kThreads;
   static constexpr int kVectors = Vec8<T>::kVectors;
   static constexpr int kArrayBytes = kBlock * kVec8s * kVectors * 16, kStageBytes = kRows * kArrays * kArrayBytes;
-  // kShared: shared memory per block if several blocks share a multiprocessor, which has 227 KB on compute capability
-  // 9.0. If too few stages fit into kShared, a multiprocessor has one block with up to 192 KB.
+  // kShared: shared memory per block if several blocks share a multiprocessor. A multiprocessor of compute capability
+  // 9.0 has 227 KB. If too few stages fit into kShared, a multiprocessor has one block with up to 192 KB.
   static constexpr int kShared = kBlock < 256 ? 48 << 10 : 96 << 10;
   static constexpr bool kSeveral = kShared / kStageBytes >= (kKept ? 2 : 3);
   static constexpr int kMost = (kSeveral ? kShared : 192 << 10) / kStageBytes;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   static_assert(kVec8s == 1 || kThreads == kRmsNormLanes);  // all vec8s of a thread belong to one lane of the sum
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[Shape::kGroups][kGroupRows];
-  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // for two steps, which alternate
+  __shared__ float of_warps[2][Shape::kGroups][kRows * kSumNodes<kThreads, 1>];  // one for even and one for odd steps
   const int of_block = static_cast<int>(threadIdx.x) / kThreads, thread = static_cast<int>(threadIdx.x) % kThreads;
   const std::int64_t group = std::int64_t{blockIdx.x} * Shape::kGroups + of_block, first_row = group * kGroupRows;
   const auto rows_from = [&](std::int64_t row) {
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
     return left < 0 ? 0 : left < kGroupRows ? static_cast<int>(left) : kGroupRows;
   };
   const int rows = rows_from(first_row);
-  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // the block's fullest group
+  const int last = rows_from(std::int64_t{blockIdx.x} * Shape::kGroups * kGroupRows);  // rows of the block's first
+                                                                                       // group, the fullest
   const int vec8s = static_cast<int>(p.columns) / kVec8;
   const bool third = p.d_new_residual != nullptr;
   using Rows = GroupRows<const Storage, kPlain>;
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
     if (vec8 < vec8s) load_weights<T, true>(p, vec8 * kVec8, kVec8, w[i]);
   }
 
-  // slot(): this thread's place for vector v of vec8 i of an array, in row r of a stage.
+  // slot() returns this thread's place in the ring for 16 bytes: vector v of vec8 i of an array, in row r of a stage.
   uint4* const mine = ring + threadIdx.x;
   const auto slot = [&](int stage, int r, int array, int i, int v) {
     return mine + ((((stage * kRows + r) * Shape::kArrays + array) * kVec8s + i) * kVectors + v) * Shape::kBlock;
@@ -147,8 +148,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
-    // If a thread keeps the rows of a step in registers, the stage is free again within the step. Else it is free after
-    // the step.
+    // If a thread copies the rows of a step to registers (kKept), the step's stage is free at once. If not, it is free
+    // after the step.
     Vec8<T> dy[kRows][kVec8s]{}, h[kRows][kVec8s]{}, more[kRows][kVec8s]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
@@ -163,12 +164,12 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
       }
     } else {
       copy_async_wait<kStages - 2>();
-      copy_rows(row + (kStages - 1) * kRows, free_stage);  // into the stage that the previous step read
+      copy_rows(row + (kStages - 1) * kRows, free_stage);  // the previous step has read this stage
     }
     float rstd[kRows], lanes[kRows] = {};
 #pragma unroll
     for (int r = 0; r < kRows; ++r) rstd[r] = row + r < rows ? rstd_of_row[of_block][row + r] : 0.0f;
-    // dy and xhat of vec8 i of row r.
+    // Computes dy and xhat = h * rstd of vec8 i of row r.
     const auto values = [&](int r, int i, float(&g)[kVec8], float(&xhat)[kVec8]) {
       (Shape::kKept ? dy[r][i] : read(stage, r, 0, i)).to_float(g);
       (Shape::kKept ? h[r][i] : read(stage, r, 1, i)).to_float(xhat);
@@ -192,7 +193,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
 #pragma unroll
       for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
-    // The next rows are requested after the sum, since earlier requests would delay loads that the kernel waits for.
+    // The thread requests later rows only after the sum. Earlier requests would delay loads for which other threads
+    // wait.
     if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -234,15 +236,17 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   }
 }
 
-// A stage holds the data of a step of two rows. For the block's own row, the thread has dy, h and, with kThird, the
-// gradient of the new residual. For the other block's row, it has dy and h of only those kOwn vec8s whose chains of
-// dweight it sums.
+// The shape of a step of the kernel "halves", in which each of the two blocks of a group computes dx of one row. A
+// stage holds the data of a step. For the block's own row, a thread has its vec8s of dy, h and, with kThird, the
+// gradient of the new residual. For the other block's row, it has dy and h only of the kOwn vec8s for which it sums
+// dweight.
 template <class T, int kVec8s, bool kThird>
 struct HalfShape {
   static constexpr int kThreads = kRmsNormLanes, kVectors = Vec8<T>::kVectors, kOwn = kVec8s / 2;
-  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // vectors per thread
+  static constexpr int kArrays = kThird ? 3 : 2, kOfRow = kArrays * kVec8s * kVectors;  // a thread has kOfRow vectors
+                                                                                        // in its own row
   static constexpr int kStageBytes = (kOfRow + 2 * kOwn * kVectors) * kThreads * 16;
-  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // blocks per multiprocessor, which has 227 KB
+  static constexpr int kBlocks = kStageBytes <= 32 << 10 ? 2 : 1;  // blocks per multiprocessor
   static constexpr int kStages = (192 << 10) / kBlocks / kStageBytes;
   static_assert(kStages >= 2);
 };
@@ -255,7 +259,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
   constexpr int kThreads = Shape::kThreads, kVectors = Shape::kVectors, kOwn = Shape::kOwn, kStages = Shape::kStages;
   extern __shared__ uint4 ring[];
   __shared__ float rstd_of_row[kGroupRows];
-  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // for two steps, which alternate
+  __shared__ float of_warps[2][kSumNodes<kThreads, 1>];  // one for even and one for odd steps
   const int thread = static_cast<int>(threadIdx.x), half = static_cast<int>(blockIdx.x % 2);
   const std::int64_t group = blockIdx.x / 2, first_row = group * kGroupRows, left = p.num_rows - first_row;
   const int rows = left < kGroupRows ? static_cast<int>(left) : kGroupRows;
@@ -367,7 +371,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
         add_to(sums[j], g, xhat);
       }
     };
-    if (half == 1) add_other();  // the previous row
+    if (half == 1) add_other();  // the other row comes before this block's row
     const float c = __fdiv_rn(row_sum<kThreads>(lanes, of_warps[step % 2]), static_cast<float>(p.columns));
     Storage* const dx = dx_rows[is_mine ? mine : 0];
 #pragma unroll
@@ -382,7 +386,7 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
       store_vec8(dx + i * kThreads * kVec8, vec8_of<T>(d));
       if (i / kOwn == half) add_to(sums[i % kOwn], g, xhat);
     }
-    if (half == 0) add_other();  // the next row
+    if (half == 0) add_other();  // the other row comes after this block's row
   }
   allow_next_kernel();
   float* const to = static_cast<float*>(p.workspace) + group * p.columns;
@@ -399,8 +403,8 @@ __global__ void __launch_bounds__((HalfShape<T, kVec8s, kThird>::kThreads), (Hal
 }
 
 constexpr int kRowThreads = kRmsNormLanes;
-constexpr int kChainRows = 16;    // rows that a thread loads at once, since a group has few threads and each waits for
-                                  // its loads
+constexpr int kChainRows = 16;    // a thread loads this many rows at once, since few threads share the work and each
+                                  // waits for its loads
 constexpr int kChainColumns = 2;  // columns per thread
 
 // Loads two neighbouring columns, of which the first `count` exist. kVector: both exist, and the address is a multiple
@@ -477,8 +481,8 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   float sums[kChainColumns] = {};
 #pragma unroll 1
   for (int row = 0; row < rows; row += kChainRows) {
-    // Past the end, the last row is loaded again, which saves a branch: all loads are then in flight before the first
-    // wait.
+    // In place of rows past the end, the last row is loaded again. So there is no branch, and all loads are in flight
+    // before the first wait.
     float a[kChainRows][kChainColumns], b[kChainRows][kChainColumns], rstd[kChainRows];
 #pragma unroll
     for (int i = 0; i < kChainRows; ++i) {
@@ -504,8 +508,8 @@ __device__ __forceinline__ void chains_of_group(const RmsNormBackwardParams& p, 
   }
 }
 
-// A group has `row_blocks` blocks for dx (64, one per row, or 0 without dx), and then `column_blocks` blocks for
-// dweight.
+// Each group of 64 rows has `row_blocks` blocks for dx, one per row, or none if the caller does not want dx. After
+// these come `column_blocks` blocks for dweight.
 template <class T, bool kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     rms_norm_rows_kernel(const __grid_constant__ RmsNormBackwardParams p, int row_blocks, int column_blocks) {
@@ -522,7 +526,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   allow_next_kernel();
 }
 
-constexpr int kFoldColumns = 8;  // columns per block: 32 bytes of a group's sums, the smallest read of memory
+constexpr int kFoldColumns = 8;  // columns per block: 32 bytes, the smallest read of memory
 constexpr int kFoldGroups = 16;  // groups that a thread adds at a time
 constexpr int kFoldUnits = kBlockGroups / kFoldGroups;
 constexpr int kFoldMostBlocks = 16;  // blocks of 8192 rows at a time
@@ -580,9 +584,10 @@ void run_fold(const RmsNormBackwardParams& p, cudaStream_t stream) {
   launch_dependent<kOverlap>(rms_norm_fold_kernel, grid, at_once * kFoldColumns * kFoldUnits, 0, stream, p);
 }
 
-// Launches a kernel with a ring. Blocks that begin while the previous kernel ends go to the multiprocessors that have
-// room first: some multiprocessors would get two blocks, and others none. So if there are enough multiprocessors, each
-// block requests more than half of the shared memory, and gets a multiprocessor of its own.
+// Launches a kernel that has a ring of stages. If blocks begin while the previous kernel ends, they go to the
+// multiprocessors that have room first. Some multiprocessors would get two blocks, and others none. So if there are
+// enough multiprocessors, each block requests more than half of the shared memory, and gets a multiprocessor of its
+// own.
 template <bool kOverlap, class Shape, auto* kKernel>
 void run_ring(const RmsNormBackwardParams& p, std::int64_t blocks, int threads, cudaStream_t stream) {
   constexpr int kBytes = Shape::kStages * Shape::kStageBytes;

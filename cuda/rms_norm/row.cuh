@@ -11,8 +11,8 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// Loads the weights of eight columns and adds the offset. The weights have the rows' type or float32. Without a weight
-// they are 1.
+// Loads the weights of eight columns and adds `weight_offset`. The weights have the rows' type or float32. If the call
+// has no weight, w becomes 1.
 template <class T, bool kVector, class Params>
 __device__ __forceinline__ void load_weights(const Params& p, int column, int count, float (&w)[kVec8]) {
 #pragma unroll
@@ -27,10 +27,11 @@ __device__ __forceinline__ void load_weights(const Params& p, int column, int co
   for (int j = 0; j < kVec8; ++j) w[j] = rms_norm_weight(w[j], p.weight_offset);
 }
 
-// Computes the sums over kRows rows that kThreads neighbouring threads hold. With L = kCount / kRows, lanes[r * L + j]
-// is lane (thread of the row) + j * kThreads of the contract's tree of row r. lanes[r] becomes the sum of row r, in
-// every thread. Rows with more threads than a warp take a barrier of the block. of_warps [kRows * kSumNodes] must not
-// be used for other rows until the barrier after the next barrier.
+// Computes the sums over kRows rows, which kThreads neighbouring threads hold. The contract sums a row by a tree over
+// partial sums, called lanes. A thread has L = kCount / kRows lanes of each row: lanes[r * L + j] is lane (thread of
+// the row) + j * kThreads of row r. In every thread, lanes[r] becomes the sum of row r. If several warps share a row,
+// the function has one barrier of the block. The next call must use another array of_warps [kRows * kSumNodes], since
+// slow threads may still read this one.
 template <int kThreads, int kRows, int kCount>
 __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps) {
   constexpr int kInWarp = kThreads < 32 ? kThreads : 32, kWarps = kThreads / kInWarp;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void row_sums(float (&lanes)[kCount], float* of_warps
 #pragma unroll
       for (int i = 0; i < kNodes; i += 2 * distance) node[r][i] = __fadd_rn(node[r][i], node[r][i + distance]);
     }
-    lanes[r] = __fadd_rn(node[r][0], 0.0f);  // a zero sum becomes +0, as for rows with fewer lanes
+    lanes[r] = __fadd_rn(node[r][0], 0.0f);  // turns -0 into +0
   }
 }
 // Returns the sum over a single row.

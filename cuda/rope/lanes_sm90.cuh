@@ -1,8 +1,9 @@
-// rope on SM90, for rows whose number of vec8s is a power of two up to 32. Bound by HBM. A lane has the same vec8 of
-// two heads of a token. The lane gets the other columns of its pairs by shuffles, so it needs the angles of only eight
-// columns. So a thread needs few registers, and the loads of many warps overlap with the arithmetic of other warps. A
-// warp reads and writes whole rows. With only two heads, a thread must compute addresses in few instructions. So
-// offsets have 32 bits and count units of 16 bytes, and no thread executes an integer division.
+// rope on SM90, for heads whose number of vec8s (eight neighbouring columns each) is a power of two up to 32. HBM
+// limits the speed. In two heads of a token, a lane has the vec8 at the same columns. Shuffles give the lane the second
+// column of each of its pairs, so it needs the angles of only eight columns. So a thread needs few registers, and the
+// loads of many warps overlap with the arithmetic of other warps. A warp reads and writes whole rows. With only two
+// heads, a thread must compute addresses in few instructions. So offsets have 32 bits and count units of 16 bytes, and
+// no thread executes an integer division.
 #pragma once
 
 #include "../common/dependent_launch.cuh"
@@ -11,12 +12,12 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-constexpr int kLaneHeads = 2;  // heads per slot
-// The number of blocks per multiprocessor, which limits a thread's registers.
+constexpr int kLaneHeads = 2;  // a slot has two heads
+// The number of blocks per multiprocessor. It determines how many registers a thread may have.
 template <bool kNarrow>
 constexpr int kLaneBlocks = kNarrow ? 12 : 10;
 
-// The queries or the keys. Offsets count units of 16 bytes.
+// The arrays of the queries or of the keys. Offsets count units of 16 bytes.
 struct LaneHeads {
   const uint4* x;
   uint4* y;
@@ -37,16 +38,16 @@ struct LaneHeads {
   static std::uint32_t vectors(std::int64_t elements) { return static_cast<std::uint32_t>(elements / kVec8); }
 };
 
-// The grid of a launch. A slot is a group of 1 << shift lanes, as many as a row has vec8s. A slot rotates two
+// The grid of a launch. A slot is a group of 1 << shift lanes, as many as a head has vec8s. A slot rotates two
 // neighbouring heads of a token's queries or keys.
 struct LaneGrid {
   LaneHeads sides[2];
   const uint4 *cos, *sin;
   std::uint32_t cos_outer, cos_inner, sin_outer, sin_inner;  // in units of 16 bytes
   std::uint32_t first_token, slots;
-  Divisor of_token, inner_tokens;     // slots per token; tokens per outer index
-  std::int32_t shift, rotated, half;  // 1 << shift: lanes of a row; rotated: lanes that rotate; half: lanes from a
-                                      // pair's first to its second column
+  Divisor of_token, inner_tokens;     // slots per token; tokens per outer index (token = outer * inner_tokens + inner)
+  std::int32_t shift, rotated, half;  // 1 << shift: lanes of a slot; rotated: lanes of a slot that rotate; half: a
+                                      // pair's second column lies this many lanes further
   bool per_pair;
 
   // The grid for the tokens from first_token on.
@@ -81,7 +82,7 @@ struct LaneAngles {
   Values cos, sin;
 
   __device__ __forceinline__ void load(const RopeParams& p, const LaneGrid& g, const RopeToken& at, int unit) {
-    constexpr int kVectors = kNarrow ? 1 : 2;  // vectors of 16 bytes that hold eight angles
+    constexpr int kVectors = kNarrow ? 1 : 2;  // eight angles take this many vectors of 16 bytes
     std::uint32_t of_cos = at.outer * g.cos_outer + at.inner * g.cos_inner;
     std::uint32_t of_sin = at.outer * g.sin_outer + at.inner * g.sin_inner;
     bool exist = true;
@@ -92,7 +93,8 @@ struct LaneAngles {
       of_sin = static_cast<std::uint32_t>(id) * g.sin_inner;
     }
     const bool second = !kInterleaved && unit >= g.half;
-    const bool exchanges = p.transposed && !g.per_pair;  // whether the lane loads the sines of the other columns
+    const bool exchanges = p.transposed && !g.per_pair;  // whether each column takes the sine of its pair's other
+                                                         // column
     if (!exist) {
       cos.fill_nan(0, kVec8);
       sin.fill_nan(0, kVec8);
@@ -112,18 +114,18 @@ struct LaneAngles {
       cos.template round<T>(0, kVec8);
       sin.template round<T>(0, kVec8);
     }
-    // Rounding is symmetric, so a negated sine gives the bits of a negated product.
+    // Rounding is symmetric, so a product with a negated sine has the bits of the negated product.
     kInterleaved ? sin.negate(!p.transposed, p.transposed) : sin.negate(second == p.transposed, second == p.transposed);
   }
 };
 
-// Returns the rotated vec8 of a lane. `other` holds the other columns of its pairs.
+// Returns the rotated vec8 of a lane. `own` has the lane's columns, and `other` has the other column of each pair.
 template <class T, bool kRound, class Angles>
 __device__ __forceinline__ uint4 rotate_lane(const Angles& angles, const uint4& own, const uint4& other) {
   const std::uint32_t x[4] = {own.x, own.y, own.z, own.w}, z[4] = {other.x, other.y, other.z, other.w};
   std::uint32_t y[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {  // word by word, which takes fewer registers
+  for (int i = 0; i < 4; ++i) {  // one word at a time takes fewer registers
     const float cos[2] = {angles.cos(2 * i), angles.cos(2 * i + 1)};
     const float sin[2] = {angles.sin(2 * i), angles.sin(2 * i + 1)};
     const float product[2] = {__fmul_rn(T::low(z[i]), sin[0]), __fmul_rn(T::high(z[i]), sin[1])};
@@ -138,8 +140,8 @@ __device__ __forceinline__ uint4 rotate_lane(const Angles& angles, const uint4& 
   return make_uint4(y[0], y[1], y[2], y[3]);
 }
 
-// Returns the other columns of a lane's pairs: the columns of another lane or, if pairs are interleaved, the neighbour
-// of each column.
+// Returns, for each column of a lane, the other column of its pair. It lies in another lane or, if pairs are
+// interleaved, beside the column.
 template <bool kInterleaved>
 __device__ __forceinline__ uint4 other_columns(const uint4& x, int lanes_apart) {
   const auto other = [&](std::uint32_t word) {
@@ -164,8 +166,8 @@ __global__ void __launch_bounds__(kRopeThreads, kLaneBlocks<kNarrow>)
   if (keys) slot_of_token -= g.sides[0].slots;
   const LaneHeads& h = g.sides[keys];
   const int first = slot_of_token * kLaneHeads;
-  const int heads = slot < g.slots ? h.heads - first : 0;  // heads that are left; lanes without heads also execute the
-                                                           // shuffles
+  const int heads = slot < g.slots ? h.heads - first : 0;  // heads from the slot's first on; lanes without heads also
+                                                           // execute the shuffles
   const uint4* from = h.x + (at.outer * h.x_outer + at.inner * h.x_inner + first * h.x_head + unit);
   wait_for_previous_kernel();
   uint4 x[kLaneHeads];

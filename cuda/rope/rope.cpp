@@ -12,12 +12,12 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr std::int64_t kThreadsWanted = 2048;  // wanted threads per multiprocessor; if a plan has fewer, a thread takes
-                                               // fewer heads
-constexpr std::int64_t kTokensWanted = 8;      // tokens per multiprocessor from which on streams are faster
+constexpr std::int64_t kThreadsWanted = 2048;  // plans with several heads per thread need this many threads per
+                                               // multiprocessor
+constexpr std::int64_t kTokensWanted = 8;      // streams are faster from this many tokens per multiprocessor on
 
-// Whether streams can serve a call. A token's heads must be contiguous in memory, and TMA must be able to copy a row of
-// angles. Enough tokens must fit into shared memory.
+// Whether the plan "streams" can serve a call. A token's heads must be contiguous in memory, and TMA must be able to
+// copy a row of angles. Enough tokens must fit into shared memory.
 bool can_stream(const RopeParams& p) {
   const auto is_one_piece = [&](const RopeHeads& h) {
     return h.num_heads <= 1 || (h.x_head_stride == p.head_dim && h.y_head_stride == p.head_dim);
@@ -28,8 +28,8 @@ bool can_stream(const RopeParams& p) {
          p.rotary_dim / (2 * kRopeVec8) <= kStreamThreads;
 }
 
-// Whether lanes can serve a call. The number of vec8s in a row must be a power of two up to 32, and so must the number
-// in its rotated columns. Offsets in units of 16 bytes must fit into 31 bits.
+// Whether the plan "lanes" can serve a call. The number of vec8s in a head must be a power of two up to 32, and so must
+// the number in its rotated columns. Offsets must fit into 30 bits, in units of 16 bytes.
 bool fills_lanes(const RopeParams& p) {
   const auto is_power_of_2 = [](std::int64_t n) { return n > 0 && (n & (n - 1)) == 0; };
   const std::int64_t inner = std::min(p.inner_tokens, p.num_tokens), outer = (p.num_tokens + inner - 1) / inner;
@@ -67,7 +67,7 @@ RopePlan choose_plan(const RopeParams& p, int capability, int multiprocessors) {
   for (const RopePlan& plan : kRopePlans) {
     if (!serves(plan, p, capability)) continue;
     if (plan.streams) {
-      // All other calls are as fast without streams, since one angle per pair leaves registers for more loads.
+      // If `wide` is false, streams are not faster: with one angle per pair, other plans have registers for more loads.
       const bool wide = p.interleaved || p.width == p.rotary_dim;
       if (wide && p.dtype != DType::kFloat32 && p.num_tokens >= kTokensWanted * multiprocessors) return plan;
       continue;

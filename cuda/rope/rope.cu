@@ -1,14 +1,14 @@
-// rope for queries and keys in one launch. Bound by HBM: heads are read once and written once. All heads of a token
-// have the same angles, so every read of the angles except the first hits a cache.
+// rope for queries and keys in one launch. HBM limits the speed: heads are read once and written once. All heads of a
+// token have the same angles, so every read of the angles except the first hits a cache.
 //
-// rope_vec8s_kernel: a thread has columns [c, c + 8) and [c + rotary_dim / 2, ... + 8) of kHeads heads of a token. The
-//   ranges are the first and the second columns of eight pairs. If pairs are interleaved, each of the two vec8s holds
-//   four whole pairs. In both layouts neighbouring threads read neighbouring vectors. The thread first loads all vec8s,
-//   then the position and the angles, and then rotates every head by these angles. Separate threads copy the columns
-//   that are not rotated.
-// rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each of two heads, and lanes exchange
-// vec8s. rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through shared memory.
-// rope_elements_kernel: one thread rotates one pair of one head. This form serves any width and any alignment.
+// rope_vec8s_kernel: a thread has columns [c, c + 8) and [d, d + 8), d = c + rotary_dim / 2, of kHeads heads of a
+// token. The ranges hold the first and the second columns of eight pairs. If pairs are interleaved, each of the two
+// vec8s holds four whole pairs. In both layouts neighbouring threads read neighbouring vectors. The thread first loads
+// all vec8s, then the position and the angles, and then rotates every head by these angles. Separate threads copy the
+// columns that are not rotated. rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each of two
+// heads, and lanes exchange vec8s. rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through
+// shared memory. rope_elements_kernel: one thread rotates one pair of one head. This form serves any width and any
+// alignment.
 #include <algorithm>
 
 #include "../common/dependent_launch.cuh"
@@ -22,8 +22,8 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// head_in() and head_out() return the address of a head of a token. Heads are numbered through queries first, then
-// keys.
+// head_in() and head_out() return the address of a head of a token in the input and in the output. The query heads are
+// numbered first, and then the key heads.
 template <class T>
 __device__ __forceinline__ const typename T::Storage* head_in(const RopeParams& p, const RopePlace& at, int head) {
   const int queries = static_cast<int>(p.q.num_heads);
@@ -39,7 +39,7 @@ __device__ __forceinline__ typename T::Storage* head_out(const RopeParams& p, co
   return static_cast<typename T::Storage*>(heads.y) + at.offset(heads.y_tokens) + i * heads.y_head_stride;
 }
 
-// The number of blocks per multiprocessor, which is limited by the registers that hold loads in flight.
+// The number of blocks per multiprocessor. It is limited because a thread needs registers for its loads in flight.
 template <class T, int kHeads, class Angles>
 constexpr int kRopeBlocks = kHeads* Vec8<T>::kVectors >= 4   ? 4
                             : kHeads* Vec8<T>::kVectors == 2 ? (Angles::kRegisters <= 16 ? 6 : 5)
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kRopeThreads, (kRopeBlocks<T, kHeads, Angles>)
     const int rotary_dim = static_cast<int>(p.rotary_dim), head_dim = static_cast<int>(p.head_dim);
     const int column_a = rotates ? unit * kVec8 : rotary_dim + (unit - g.rotated) * kVec8;
     const int column_b = column_a + (rotates ? rotary_dim / 2 : (g.units - g.rotated) * kVec8);
-    const bool has_b = column_b < head_dim;  // the last vec8 that is only copied may be without a second vec8
+    const bool has_b = column_b < head_dim;  // false: an odd number of vec8s is only copied, and this is the last
     Vec8<T> a[kHeads], b[kHeads];
 #pragma unroll
     for (int j = 0; j < kHeads; ++j) {
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kRopeThreads)
 #pragma unroll 1
   for (int unit = at.first_unit; unit < g.units; unit += static_cast<int>(g.threads.value)) {
     if (unit >= g.rotated) {
-      const int column = unit + g.rotated;  // each of the first g.rotated units has two columns
+      const int column = unit + g.rotated;  // the first g.rotated units have two columns each
       y[column] = x[column];
       continue;
     }

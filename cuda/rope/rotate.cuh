@@ -30,7 +30,8 @@ struct TableAngles {
   }
 };
 
-// The angles in a thread's registers. WideValues: float32 numbers. NarrowValues: two numbers of type T per word.
+// Cosines or sines in a thread's registers. WideValues holds float32 numbers. NarrowValues holds two numbers of type T
+// per word.
 template <int kCount>
 struct WideValues {
   float v[kCount];
@@ -69,7 +70,7 @@ struct WideValues {
 #pragma unroll
     for (int i = kCount - 1; i > 0; --i) v[i] = v[i / 2];
   }
-  // Exchanges the angles of each pair's first and second columns. The two angles are neighbours, or eight places apart.
+  // For each pair of columns, exchanges the two values. The values of a pair are neighbours, or eight places apart.
   __device__ __forceinline__ void exchange(bool neighbours) {
     float other[kCount];
 #pragma unroll
@@ -127,9 +128,9 @@ struct NarrowValues {
   }
 };
 
-// The angles of the pairs in a thread's two vec8s. kPerPair: there is one angle per pair; else there is one angle per
-// column, in the order of columns. In the interleaved layout the first half of the angles belongs to the first vec8.
-// kNarrow: the angles have type T.
+// The angles of the pairs in a thread's two vec8s. If kPerPair, there is one angle per pair. If not, there is one angle
+// per column, in the order of columns. In the interleaved layout the first half of the angles belongs to the first
+// vec8. kNarrow: the angles have type T.
 template <class T, bool kPerPair_, bool kNarrow>
 struct Vec8Angles {
   static constexpr bool kPerPair = kPerPair_;
@@ -149,7 +150,7 @@ struct Vec8Angles {
       if constexpr (!kPerPair) load_rows<kVec8>(p, from, column_a, column_b, kVec8);
     }
     if (!p.transposed) return;
-    sin.negate();  // with the exchange, sin_a becomes -sin_b, and sin_b becomes -sin_a
+    sin.negate();  // then exchange() swaps sin_a and sin_b, if they differ
     if constexpr (!kPerPair) sin.exchange(p.interleaved);
   }
 
@@ -171,7 +172,7 @@ struct Vec8Angles {
   }
 };
 
-// Calls f with an object of the Vec8Angles type for the call's angles.
+// Calls f with an object of that type Vec8Angles which fits the call's angles.
 template <class T, class F>
 void with_angles(const RopeParams& p, const F& f) {
   const auto with = [&](auto per_pair) {
@@ -183,8 +184,8 @@ void with_angles(const RopeParams& p, const F& f) {
   p.width < p.rotary_dim ? with(std::true_type{}) : with(std::false_type{});
 }
 
-// Computes y = x cos - other sin for a vec8 of first elements of pairs (kSign -1), or y = x cos + other sin for a vec8
-// of second elements (kSign 1). With kSign 0 first and second elements alternate in the vec8.
+// Rotates a vec8. If x holds first elements of pairs (kSign -1), y = x cos - other sin. If x holds second elements
+// (kSign 1), y = x cos + other sin. If first and second elements alternate in x, kSign is 0.
 template <class T, int kSign, class Cos, class Sin>
 __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float (&other)[kVec8], const Cos& cos,
                                             const Sin& sin, bool round_products, float (&y)[kVec8]) {
@@ -192,7 +193,7 @@ __device__ __forceinline__ void rotate_vec8(const float (&x)[kVec8], const float
 #pragma unroll
   for (int j = 0; j < kVec8; ++j) {
     product[j] = __fmul_rn(other[j], sin(j));
-    // Rounding is symmetric, so a negated product has the bits of the product with a negated factor.
+    // Rounding is symmetric, so the negated product has the bits of a product with a negated sine.
     if (kSign < 0 || (kSign == 0 && j % 2 == 0)) product[j] = -product[j];
   }
   if (round_products) {

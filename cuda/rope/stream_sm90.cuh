@@ -1,7 +1,7 @@
 // rope for many tokens, on SM90. TMA copies a token's queries, keys and angles to a ring in shared memory, and copies
 // the results back. A block is persistent. One warp loads and stores tokens, and the other warps rotate them in place,
-// in shared memory. So many tokens can be in flight, since a token that waits occupies no registers. Columns that are
-// not rotated are copied without a change.
+// in shared memory. A token that waits occupies no registers, so many tokens can be in flight. Columns that are not
+// rotated are copied without a change.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -14,11 +14,11 @@
 namespace rlk::cuda {
 namespace {  // each architecture compiles its own copy of this code
 
-// The shape of a launch: the fields of RopeStages, and the numbers of threads that rotate. A thread rotates two vec8s
-// in every lanes-th head.
+// The shape of a launch: the fields of RopeStages, and how the rotating threads share the heads. A thread rotates two
+// vec8s in every `lanes`-th head.
 struct RopeStream {
   std::int32_t q_bytes, k_bytes, row_bytes, bytes, stages;
-  std::int32_t units, lanes, warps;  // pairs of vec8s per head; heads that a block rotates at a time; warps that rotate
+  std::int32_t units, lanes, warps;  // pairs of vec8s per head; heads rotated at a time; rotating warps
 
   explicit RopeStream(const RopeParams& p) {
     const RopeStages s(p);
@@ -42,8 +42,8 @@ struct RopeStream {
 // The angles of a token, from a stage in shared memory.
 struct StageAngles {
   const RopeParams& p;
-  const unsigned char* memory;  // rows of cos, one for each section, then rows of sin
-  int exist;                    // bit s: whether the rows of section s exist
+  const unsigned char* memory;  // a row of cos for each section, then rows of sin
+  int exist;                    // bit s: whether section s has angles for the token's position
 
   __device__ __forceinline__ const void* cos() const { return memory; }
   __device__ __forceinline__ const void* sin() const {
@@ -94,7 +94,7 @@ class StreamCopies {
       store(token, done.stage);
       done.advance(s_.stages);
       if (token + ahead < tokens) {
-        wait_for_stored_boxes<RopeStages::kWrites>();  // stores older than the last kWrites have read their stages
+        wait_for_stored_boxes<RopeStages::kWrites>();  // the stage that load() fills has been read by its store
         load(token + ahead);
       }
     }
