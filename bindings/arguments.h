@@ -172,7 +172,7 @@ class TokenArguments {
   TokenMask first_mask() const { return flags_of(first_); }
 
   // Reads a float32 array that has the shape of the first array. With `per_sequence` it may also have one value per
-  // sequence. None gives an array without data.
+  // sequence. If Python passed None, the result has no data.
   PolicyTokens optional(nb::handle object, const char* name, bool per_sequence = false);
   PolicyTokens required(nb::handle object, const char* name, bool per_sequence = false);
   TokenMask mask(nb::handle object, const char* name = "mask");  // None: every token counts

@@ -1,4 +1,4 @@
-// Bindings of attention, its splits and their merge, its gradients, and of kv_cache_append.
+// Bindings of the operator `attention` with its splits, their merge and its gradients, and of `kv_cache_append`.
 #include "rlk/ops/attention.h"
 
 #include <algorithm>

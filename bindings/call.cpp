@@ -58,7 +58,7 @@ nb::object Results::result() {
   if (count_ == 0) return nb::none();
   if (count_ == 1) return nb::steal(output(0));
   const nb::object tuple = nb::steal(PyTuple_New(count_));
-  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // PyTuple_SetItem is in the stable ABI
+  for (int i = 0; i < count_; ++i) PyTuple_SetItem(tuple.ptr(), i, output(i));  // this function is in the stable ABI
   return tuple;
 }
 
@@ -136,7 +136,7 @@ bool is_parameter(nb::handle object) {
 }
 
 // Whether an operator's argument may go straight to a kernel: a number, None, a dtype, or a tensor that has its numbers
-// in memory and wants no gradient. A list may go if all its elements may.
+// in memory and wants no gradient. A list qualifies if all its elements do.
 bool is_direct(nb::handle argument, bool grad_enabled) {
   PyObject* const x = argument.ptr();
   if (argument.is_none() || PyLong_CheckExact(x) || PyFloat_CheckExact(x) || PyBool_Check(x)) return true;

@@ -250,8 +250,8 @@ namespace {
 // its override. An override would cost microseconds per call.
 PyObject *plain_types[2], *without_override;
 
-// The interface of an array type. `api` is null if the type has no exchange API; is_neg is the type's method, or null,
-// and `overrides` says whether a call of is_neg needs `without_override`.
+// The interface of an array type. `api` is null if the type has no exchange API; `is_neg` is the type's method of this
+// name, or null. `overrides` says whether a call of `is_neg` needs `without_override`.
 struct Exchange {
   PyTypeObject* type;
   const ExchangeApi* api;

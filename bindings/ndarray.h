@@ -78,8 +78,8 @@ constexpr Dtypes kInt64{{DType::kInt64}, "int64"};
 constexpr Dtypes kBool{{DType::kBool}, "bool"};
 constexpr Dtypes kAnyDtype{"of 1, 2, 4, 8 or 16 bytes an element", true};
 
-// An array argument, whose view is valid while the object lives. The constructor raises a TypeError or BufferError that
-// names `name`, also for a dtype that is not in `dtypes`. With kAnyDtype, the view's dtype may have no meaning.
+// An array argument. Its view is valid as long as this object lives. The constructor raises a TypeError or BufferError
+// that names `name`, also for a dtype that is not in `dtypes`. With kAnyDtype, the view's dtype may have no meaning.
 class Array {
  public:
   Array(nb::handle object, const char* name, const Dtypes& dtypes);

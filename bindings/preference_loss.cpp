@@ -1,4 +1,4 @@
-// Python's entry to preference_loss.
+// Python's entry to the operator `preference_loss`.
 #include "rlk/ops/preference_loss.h"
 
 #include "call.h"

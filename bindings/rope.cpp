@@ -1,4 +1,4 @@
-// Python's entry to rope.
+// Python's entry to the operator `rope`.
 #include "rlk/ops/rope.h"
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Bindings of the operators over rows of a matrix: embedding, rms_norm, silu_mul, gelu_mul and linear.
+// Bindings of the operators over rows of a matrix: `embedding`, `rms_norm`, `silu_mul`, `gelu_mul` and `linear`.
 #include <algorithm>
 #include <cmath>
 #include <limits>

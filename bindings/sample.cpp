@@ -1,4 +1,5 @@
-// Bindings of the operators that draw tokens: sample and its shards, linear_sample, process_logits and random_bits.
+// Bindings of the operators that draw tokens: `sample` and its shards, `linear_sample`, `process_logits` and
+// `random_bits`.
 // A parameter of the rows is an array with one element per row, or a single number for all rows.
 #include "rlk/ops/sample.h"
 

@@ -246,7 +246,7 @@ RLK_FUNCTION(policy_loss, (logprob, old_logprob, advantage, mask, cu_seqlens, re
   return results.run(rlk::policy_loss, &p, policy_loss_workspace_bytes);
 }
 
-// Multiplies gradients by a factor in place. If the factor is 1, nothing is read.
+// Multiplies gradients by a factor in place. If the factor is 1, the gradients are neither read nor written.
 RLK_PLAIN_FUNCTION(scale_gradients, nb::handle first, nb::handle second, nb::handle factor, std::uintptr_t stream) {
   Frame frame{nb::none(), stream};
   const Array &a = frame.read(first, "d_logprob", "float32"), &f = frame.read(factor, "factor", "float32");

@@ -35,7 +35,7 @@ class AttentionMma {
                        std::int64_t columns, float* sums);
 
  private:
-  // accumulate over the keys [begin, end) of the block, a range of whole steps of 16.
+  // Accumulates over the keys [begin, end) of the block, a range of whole steps of 16.
   void accumulate_keys(const float* weights, const AttentionColumns* sees, int rows, int begin, int end, const float* v,
                        std::int64_t columns, float* sums);
   // sums += a . b over k, for the columns of one B panel.

@@ -13,7 +13,7 @@
 namespace rlk::cpu {
 namespace {
 
-// Sets at[k] to the address of column `first` of row `row` in array k; null stays null.
+// Sets at[k] to the address of column `first` of row `row` in array k. If array k is null, at[k] is null.
 template <class Params, class List, class Byte>
 void point(const Params& p, List arrays, std::int64_t row, std::int64_t first, Byte** at) {
   for_each(arrays, [&](auto array, int k) {

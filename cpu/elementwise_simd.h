@@ -8,7 +8,8 @@
 
 namespace rlk::cpu {
 
-// Computes columns of one row. Memory may have any alignment. An array that is null in the params is null here.
+// Computes columns of one row. Memory may have any alignment. The pointer to an array is null if the params hold null
+// for this array.
 template <class Params>
 struct ElementwiseLanes {
   void (*columns)(const Params& p, const unsigned char* const* in, unsigned char* const* out, std::int64_t columns);

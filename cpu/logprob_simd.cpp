@@ -194,7 +194,7 @@ struct Nodes {
   Floats m, S, E, Q;
 };
 
-// rlk::combine in every lane; no node has failed.
+// Applies rlk::combine() in every lane. No node may have failed.
 template <bool kMoments>
 RLK_HD Nodes combine_lanes(const Nodes& a, const Nodes& b) {
   const Floats identity = broadcast<Floats>(-infinity());

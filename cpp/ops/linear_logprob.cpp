@@ -1,6 +1,6 @@
-// linear_logprob on every device: computes products and statistics of some rows and columns at a time, in a workspace
-// of a given size. If the device has a fused kernel that supports the call, the kernel runs instead, with the same
-// bits.
+// The operator `linear_logprob` on every device. It computes products and statistics of some rows and columns at a
+// time, in a workspace of a given size. If the device has a fused kernel that supports the call, the kernel runs
+// instead, with the same bits.
 #include "rlk/ops/linear_logprob.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How the backward of linear_logprob cuts the vocabulary into chunks, and where the gradients of each chunk's logits
+// How the backward of `linear_logprob` cuts the vocabulary into chunks, and where the gradients of each chunk's logits
 // lie.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Backward of linear_logprob without anything to sum: no rows, or a head without columns.
+// The backward of `linear_logprob` without anything to sum: no rows, or a head without columns.
 #include <algorithm>
 
 #include "cpp/ops/linear_logprob_gradients.h"

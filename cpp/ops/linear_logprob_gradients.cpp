@@ -385,8 +385,8 @@ class Backward {
   std::int64_t row_ = 0, rows_ = 0, first_ = 0, columns_ = 0;  // rows and columns of the step
 };
 
-// Whether a block's hidden states may lie in dhidden. The memory of the gradients of `chunk` columns' logits must then
-// have room for the block's rounded dhidden.
+// Whether a block's hidden states may lie in dhidden. The memory for the gradients of logits, those of `chunk` columns,
+// must then have room for the block's rounded dhidden.
 bool can_borrow(const LinearLogprobBackwardParams& p, std::int64_t chunk) {
   const std::int64_t features = p.head.in_features;
   return p.dhidden != nullptr && !p.wide_dhidden && p.dhidden_rows.inner >= p.num_rows &&

@@ -1,4 +1,4 @@
-// Backward of linear_logprob, for a dhidden that is not summed by parts of the vocabulary.
+// The backward of `linear_logprob`, for a dhidden that is not summed by parts of the vocabulary.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"

@@ -1,5 +1,5 @@
-// dhidden of linear_logprob as a sum over the vocabulary's parts, so that its bits do not depend on the number of
-// ranks. With LoRA, each part also has its own v (the product of dlogits and lora_b), which dlora_a uses.
+// Computes dhidden of `linear_logprob` as a sum over the vocabulary's parts, so that its bits do not depend on the
+// number of ranks. With LoRA, each part also has its own v (the product of dlogits and lora_b), which dlora_a uses.
 #pragma once
 
 #include "rlk/ops/linear_logprob.h"

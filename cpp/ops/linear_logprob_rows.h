@@ -1,5 +1,5 @@
-// Shared by forward and backward of linear_logprob: scored rows, and logits in memory. A row is scored if its target is
-// not ignore_index.
+// Functions that forward and backward of `linear_logprob` share, for scored rows and for logits in memory. A row is
+// scored if its target is not ignore_index.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,6 @@
-// linear_sample on every device: runs linear and sample on some rows at a time, with their logits in a workspace of a
-// given size. If the device has a fused kernel that supports the call, the kernel runs instead, with the same bits.
+// The operator `linear_sample` on every device. It runs `linear` and `sample` on some rows at a time, with their logits
+// in a workspace of a given size. If the device has a fused kernel that supports the call, the kernel runs instead,
+// with the same bits.
 #include "rlk/ops/linear_sample.h"
 
 #include <algorithm>

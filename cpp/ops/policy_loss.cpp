@@ -1,4 +1,4 @@
-// policy_loss on every device: the loss, then the metrics of its ratios.
+// The operator `policy_loss` on every device: the loss, then the metrics of its ratios.
 #include "rlk/ops/policy_loss.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// process_logits and sample in one call on every device. On CUDA, columns of float32 logits that have no penalty and no bias
-// are not copied.
+// The operators `process_logits` and `sample` in one call, on every device. On CUDA, columns of float32 logits that
+// have no penalty and no bias are not copied.
 #include "cpp/ops/workspace.h"
 #include "rlk/backends.h"
 #include "rlk/ops/sample.h"

@@ -6,8 +6,8 @@
 //
 // A sum is a perfect binary tree (math/tree_sum.h): over the positions in a sequence, then over the index of the
 // sequences. A missing or masked term is +0, and a zero sum is +0. A slot is the place of a token in an array: [slots]
-// is the shape of an array with num_sequences * num_tokens elements if padded, and num_tokens if packed. What a masked
-// slot holds changes no bit.
+// is the shape of an array with num_sequences * num_tokens elements if padded, and num_tokens if packed. No result
+// depends on what a masked slot holds.
 //
 // Offsets begin with 0, do not descend and are at most num_tokens. For other offsets the CPU throws InvalidArgument
 // before it writes anything (check_offset_values). A GPU reads and writes nothing outside the arrays, whatever the

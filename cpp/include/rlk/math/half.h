@@ -7,8 +7,8 @@
 //   bf16_rn2, f16_rn2             two values packed, `low` in bits 0..15
 // A NaN of either sign narrows to 0x7fff, as with cvt.rn.bf16.f32 and cvt.rn.f16.f32 on NVIDIA. PyTorch's NaN on the
 // host is 0x7fc0.
-// No result depends on a flush-to-zero mode, since no bit of a result depends on an fp32 subnormal that is read or
-// made.
+// A flush-to-zero mode changes no result, because no result depends on an fp32 subnormal, neither as an operand nor as
+// an intermediate value.
 #pragma once
 
 #include <cstdint>

@@ -65,7 +65,8 @@ RLK_HD float ceil_of(float a) { return __builtin_ceilf(a); }
 // reciprocal. A second step corrects the quotient from its remainder, which is exact. d lies in [1, 2^64]. The
 // numerator is a power of two no larger than d, or it is e where d = fl(1 + e). The test of math/ tries every
 // significand of d with every such reciprocal.
-// For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d. The reciprocals that the supported GPUs compute are.
+// For d = 2^k (2 - 2^-23) the reciprocal must be at least 1 / d. This is true of the reciprocals that the supported
+// GPUs compute.
 RLK_HD float quotient_of(float n, float d, float reciprocal) {
   const float r = fma_rn(reciprocal, fma_rn(-d, reciprocal, 1.0f), reciprocal);
   const float q = mul_rn(n, r);

@@ -1,4 +1,4 @@
-// THE CONTRACT of attention: softmax(scale * q k^T) v with causal and window masks, over padded, packed and paged
+// THE CONTRACT of `attention`: softmax(scale * q k^T) v with causal and window masks, over padded, packed and paged
 // sequences, and its gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and
 // the order that they show. `round` rounds to dtype, to nearest even; for float32 it changes nothing.
 //
@@ -65,9 +65,9 @@
 //
 // Partials are the (m, l, O) of each split before the merge. A call for partials computes splits
 //   [first_split, first_split + num_splits) of every row. k and v may leave out the keys of all other splits; the
-//   remaining keys then follow one another. Key j of the sequence is stored at the place of key j - absent_keys, in the
-//   sequence's place or pages. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and n
-//   still refer to the whole sequence. Sinks are not allowed. The partials of a split for a row are:
+//   remaining keys then follow one another. Key j of the sequence is then stored where key j - absent_keys would be
+//   stored if no keys were left out. absent_keys is a multiple of 1024. L (given by seqused_k), the numbers of keys and
+//   n still refer to the whole sequence. Sinks are not allowed. The partials of a split for a row are:
 //     m = -Inf, l = 0, O = +0 if the row sees no key of the split;
 //     m = -Inf, l = 1, O = +0 if the row sees keys of the split, but none contributes;
 //     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split.
@@ -117,14 +117,14 @@
 //   these places are not read.
 // The bits of a query's row depend only on its keys, the numbers of these keys, and n. They do not depend on batch,
 // packing, padding, paging or chunking. The gradients of a key depend in the same way on the queries that see the key.
-// With Exp::kPortable the bits are the same on every backend that has the same products.
-// NaN results are canonical.
+// With Exp::kPortable the bits are the same on every backend whose matrix products have the same arithmetic.
+// Every NaN result is the canonical NaN.
 // A list may contradict the arrays: by an offset that descends or is out of range, a count that is negative or too
 // large, or a page id that does not exist. The CPU then throws InvalidArgument before it writes anything. A GPU reads
 // nothing out of range and writes every output. It clamps offsets and counts, treats a token outside every sequence as
 // not in use, and uses NaN for the keys of a page that does not exist. A parent outside [-1, s) makes the segment a
 // root with one key, which is NaN. With `parents`, the last offset must be q_tokens.
-// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// All functions enqueue their work on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -169,7 +169,7 @@ struct AttentionHeads {
   std::int64_t head_stride = 0;
 };
 
-// Inputs that say what the sequences are, for forward and backward alike.
+// Inputs of forward and backward: the arrays, and the lists that say how their tokens form sequences.
 struct AttentionInput {
   AttentionHeads q, k, v;                      // dtype
   const std::int32_t* cu_seqlens_q = nullptr;  // [num_sequences + 1] from 0 to q_tokens, or null: q is not packed

@@ -1,4 +1,4 @@
-// THE CONTRACT of covariance_mask: a mask of the tokens that clip-cov or kl-cov selects by the covariance of
+// THE CONTRACT of `covariance_mask`: a mask of the tokens that clip-cov or kl-cov selects by the covariance of
 // log-probability and advantage, or of the tokens with a high entropy. policy_loss takes the mask as `selected`. Rule
 // numbers refer to docs/numerics.md; docs/objectives.md has the sources. Formulas are in fp32, in the order shown, with
 // one rounding per operation; exp comes from math/. Minimum and maximum return their first operand unless the second is
@@ -23,9 +23,9 @@
 //                number.
 //                Among equal priorities the lower sequence comes first, then the lower position
 //   selected   = 1 where a token is chosen, else +0
-// No bit depends on the contents of masked slots. The number of a sequence is its place in the call. Padded and packed
+// No result depends on what a masked slot holds. The number of a sequence is its place in the call. Padded and packed
 // sequences have the same bits, at any stride and on every backend. Atomic additions on a GPU add integers alone, so
-// their order changes no bit. The call enqueues on `stream`; it neither allocates nor synchronises.
+// their order changes no result. The call enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

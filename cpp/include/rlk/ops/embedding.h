@@ -1,4 +1,4 @@
-// THE CONTRACT of embedding: gathers rows of a table by token ids, and computes the table's gradient.
+// THE CONTRACT of `embedding`: gathers rows of a table by token ids, and computes the table's gradient.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Token t has id = ids[t]. The table holds the rows of ids [vocab_start, vocab_start + num_rows), so the token's row is
@@ -12,8 +12,8 @@
 //   block  : 8192 tokens by original index (rule 9), in 128 groups of 64. A group is the chain s = fl(s + dy[t, k])
 //            over the tokens of row v, ascending, from +0. A perfect binary tree over the groups' index adds the groups
 //   dweight[v, k] = fold over the blocks that hold a token of row v, ascending: total = fl(total + block), from +0 or
-//                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN is
-//                   canonical
+//                   from main_grad[v, k]. The total is rounded to dweight_dtype last, to nearest even; a NaN becomes
+//                   the canonical NaN
 //
 // A chain that begins at +0 never gives -0, and a tree over such chains never gives -0 either. So a group or a subtree
 // without a token of row v may be left out, or be +0, with the same bits. The number of additions then depends on the
@@ -21,8 +21,8 @@
 // neither read nor written.
 // A row of y has the same bits for any number of tokens, any position, shape of ids and stride. A row of dweight has
 // the same bits for any stride and any shard of the vocabulary, whatever the other ids and rows are. All backends give
-// the same bits. All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore
-// `stream`, and their backward allocates.
+// the same bits. All functions enqueue their work on `stream`; they neither allocate nor synchronise. CPU backends
+// ignore `stream`, and their backward allocates.
 #pragma once
 
 #include <cstdint>

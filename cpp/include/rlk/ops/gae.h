@@ -1,6 +1,6 @@
-// THE CONTRACT of gae, discounted_returns and vtrace: computes advantages and returns by a scan over the tokens of each
-// sequence, from the last token to the first. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the
-// roundings and the order that they show.
+// THE CONTRACT of `gae`, `discounted_returns` and `vtrace`: computes advantages and returns by a scan over the tokens
+// of each sequence, from the last token to the first. Rule numbers refer to docs/numerics.md. Formulas are in fp32,
+// with the roundings and the order that they show.
 //
 // A token t counts where its mask is not zero. next_t is the value of the nearest later token that counts. If there is
 // no later token that counts, next_t is the sequence's bootstrap, or +0 without a bootstrap. The step of token t is
@@ -32,13 +32,13 @@
 //   x after chunk k - 1 is advance(c, x after chunk k, d), where (c, d) is the block of lane 0 of chunk k. Lane 31
 //   begins with x after its chunk. x after lane l < 31 is advance(c, x after the chunk, d), where (c, d) is
 //   block_{l+1}. Within a lane, x_t = advance(c_t, x_{t+1}, d_t).
-// So trailing padding changes no bit, and padded and packed sequences have the same bits. A sequence has the same bits
-// in any batch, at any position and stride, and on every backend. NaN outputs are canonical. A NaN or an infinity at a
-// token that counts affects its own sequence alone, at this token and at earlier tokens. An empty or wholly masked
-// sequence gives finite values: returns of gae and vtrace are the bootstrap, and all other outputs are 0. The call
-// enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With bad offsets
-// (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU the outputs of invalid sequences
-// are NaN: sequences with a bad offset, and the sequences before and after them.
+// So trailing padding changes no result, and padded and packed sequences have the same bits. A sequence has the same
+// bits in any batch, at any position and stride, and on every backend. Every NaN output is the canonical NaN. A NaN or
+// an infinity at a token that counts affects its own sequence alone, at this token and at earlier tokens. An empty or
+// wholly masked sequence gives finite values: returns of gae and vtrace are the bootstrap, and all other outputs are 0.
+// The call enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With bad
+// offsets (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU the outputs of invalid
+// sequences are NaN: sequences with a bad offset, and the sequences before and after them.
 #pragma once
 
 #include <cstdint>

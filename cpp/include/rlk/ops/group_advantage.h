@@ -1,4 +1,4 @@
-// THE CONTRACT of group_advantage: computes one advantage per sequence, from the sequence's reward and the rewards of
+// THE CONTRACT of `group_advantage`: computes one advantage per sequence, from the sequence's reward and the rewards of
 // its group. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they
 // show.
 //
@@ -41,15 +41,15 @@
 //   advantage = x, but +0 for an excluded member. For kMean and kLengthMean the advantage is also +0 in a constant
 //     group, for a lone member with kZero, and for a lone member with best_only.
 //
-// The output mean is b. The output std is the group's, or with scale kBatch the batch's. A std too large for a float is
-// +Inf. For all finite rewards, each advantage that a float can hold is right, even where sums or squares of the
-// rewards would overflow or underflow. A NaN reward that counts makes its own advantage NaN, and every advantage whose
-// mean, deviation or best_only uses this reward. NaN outputs are canonical. An advantage has the same bits wherever its
-// group stands in the batch, and on every backend. Scale kBatch, kBatchMean and by_nonzero are exceptions, since they
-// use the rewards of the whole batch. Groups are given by offsets, by one size for all groups, or by ids. Sequences
-// with equal ids form a group, and may stand in any order. With offsets out of order the CPU throws InvalidArgument
-// before it writes anything; a GPU clamps them (rlk/tokens.h). The call enqueues on `stream`, which CPU backends
-// ignore; it neither allocates nor synchronises.
+// The output `mean` is b. The output `std` is the group's, or with scale kBatch the batch's. A std too large for a
+// float is +Inf. For all finite rewards, each advantage that a float can hold is right, even where sums or squares of
+// the rewards would overflow or underflow. A NaN reward that counts makes its own advantage NaN. It also makes each
+// advantage NaN that is computed with this reward in a mean, in a deviation or by best_only. Every NaN output is the
+// canonical NaN. An advantage has the same bits wherever its group stands in the batch, and on every backend. Scale
+// kBatch, kBatchMean and by_nonzero are exceptions, since they use the rewards of the whole batch. Groups are given by
+// offsets, by one size for all groups, or by ids. Sequences with equal ids form a group, and may stand in any order.
+// With offsets out of order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h).
+// The call enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of importance_weights: computes weights that correct for the difference between trainer and sampling
+// THE CONTRACT of `importance_weights`: computes weights that correct for the difference between trainer and sampling
 // engine, and a mask of the tokens that are kept. Rule numbers refer to docs/numerics.md; docs/objectives.md has the
 // frameworks' names. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 come from
 // math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
@@ -35,11 +35,11 @@
 //              fraction_low, fraction_high: fraction with e < low', and fraction with e > high; over tokens for kToken,
 //              else over sequences.
 //              rejected: fraction of tokens that count and are not kept; fraction of sequences with such a token
-// A masked token has weight +0 and kept 0. NaN weights are canonical. Nothing in a masked slot changes a bit. Rejected
-// tokens keep their weights. To leave them out, multiply the weights by `kept`, or use `kept` as the mask of later
-// operators.
+// A masked token has weight +0 and kept 0. A NaN weight is the canonical NaN. No result depends on what a masked slot
+// holds. Rejected tokens keep their weights. To leave them out, multiply the weights by `kept`, or use `kept` as the
+// mask of later operators.
 // The bits are the same for padded and packed sequences, for any strides, in any batch (except with normalize), and on
-// every backend. The call enqueues on `stream`; it neither allocates nor synchronises.
+// every backend. The call enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of kl: estimators of KL(policy, reference), one value per token, with gradients. Rule numbers refer to
+// THE CONTRACT of `kl`: estimators of KL(policy, reference), one value per token, with gradients. Rule numbers refer to
 // docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp and expm1 come from
 // math/. Minimum and maximum return their first operand unless the second is strictly better, so a NaN in the first
 // operand stays.
@@ -24,9 +24,9 @@
 // d_logprob = d_kl * slope, d_importance_weight = d_kl * K.
 // policy_loss uses these formulas for its KL term (ops/policy_loss.h). Its option kl_times_ratio is kOldLogprob with
 // the ratio of policy_loss. A token has the same bits at any position, in any batch, at any strides, and on every
-// backend. Outputs of a masked token are +0, every zero is +0, and NaN results are canonical. Nothing in a masked slot
-// changes a bit.
-// The call enqueues on `stream`; it neither allocates nor synchronises.
+// backend. Outputs of a masked token are +0, every zero is +0, and every NaN result is the canonical NaN. No result
+// depends on what a masked slot holds.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

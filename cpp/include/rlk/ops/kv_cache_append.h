@@ -1,5 +1,5 @@
-// THE CONTRACT of kv_cache_append: writes keys and values of new tokens to their slots in a paged cache, in place. The
-// operator only moves bytes, so every backend has the same bytes.
+// THE CONTRACT of `kv_cache_append`: writes keys and values of new tokens to their slots in a paged cache, in place.
+// The operator only moves bytes, so every backend has the same bytes.
 //
 // Slot s of a cache is token s % page_size of page s / page_size; there are num_pages * page_size slots.
 // For each token t in [0, num_slots), for all heads and columns:
@@ -13,7 +13,7 @@
 // [num_pages, page_size, heads, columns] (NHD), [num_pages, heads, page_size, columns] (HND), K and V as halves of
 // [num_pages, 2, ...] or of [2, num_pages, ...], or columns K|V of one array. The attention operator takes the same
 // views as its pages.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// THE CONTRACT of linear: y = x W^T + b and its gradients. Their bits are the same for every batch size, tile size and
-// split of the work.
+// THE CONTRACT of `linear`: y = x W^T + b and its gradients. Their bits are the same for every batch size, tile size
+// and split of the work.
 // Rule numbers refer to docs/numerics.md.
 //
 // Dot product over an index i of `count` elements (rule 1): one fp32 accumulator from +0 takes ascending steps of 16
@@ -25,12 +25,12 @@
 //              and the sum is rounded like y. The fp32 multiplication by scale is left out where scale is 1
 //
 // A row of y or dx has the same bits for any number of rows, any position and stride, and in every kernel of the same
-// arithmetic. An empty sum is +0. If a dot product of a matrix unit is zero, it is +0. NaN results are canonical on the
-// CPU; on a GPU the matrix unit decides their bits. All functions enqueue on `stream`; they neither allocate nor
-// synchronise. CPU backends ignore `stream`. With allow_vendor the hardware vendor's library may compute a product that
-// linear_vendor_products lists. The listed products were measured on the same GPU model and version of the library: the
-// library's result has the bits that this contract defines, and takes less time. The measurements cover every number of
-// rows up to 1024, and several numbers of rows in each larger range.
+// arithmetic. An empty sum is +0. If a dot product of a matrix unit is zero, it is +0. Every NaN result is the
+// canonical NaN on the CPU; on a GPU the matrix unit decides its bits. All functions enqueue their work on `stream`;
+// they neither allocate nor synchronise. CPU backends ignore `stream`. With allow_vendor the hardware vendor's library
+// may compute a product that linear_vendor_products lists. The listed products were measured on a GPU of the same
+// model, with the same version of the library: the library's result has the bits that this contract defines, and takes
+// less time. The measurements cover every number of rows up to 1024, and several numbers of rows in each larger range.
 #pragma once
 
 #include <compare>
@@ -108,7 +108,7 @@ struct LinearWeightGradParams {
 void linear_weight_grad(const LinearWeightGradParams& p, Device device, Stream stream);
 
 // Bytes of workspace that make a product faster, or 0 if none would. On sm_90 the workspace holds copies of operands
-// whose rows do not begin at multiples of 16 bytes. The copies take at most about 256 MiB. No bit depends on the
+// whose rows do not begin at multiples of 16 bytes. The copies take at most about 256 MiB. No result depends on the
 // workspace. `Params` is LinearParams, LinearInputGradParams or LinearWeightGradParams.
 template <class Params>
 std::int64_t linear_workspace_bytes(const Params& p, Device device);

@@ -1,4 +1,4 @@
-// THE CONTRACT of linear_logprob: selected log-probabilities from hidden states and the weight of a language model's
+// THE CONTRACT of `linear_logprob`: selected log-probabilities from hidden states and the weight of a language model's
 // head, without all logits in memory. Rule numbers refer to docs/numerics.md.
 //
 // The logits of row i follow ops/linear.h, rounded once to logits_dtype (rule 8):
@@ -11,8 +11,8 @@
 //             once, to dtype
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) continued over r with u[i, r], lora_b[j, r]) + bias[j])
 // One accumulator sums both products. It takes rule 1's steps over in_features, padded with +0 to whole steps of 16,
-// then new steps of 16 over the rank of LoRA. So a row has the bits of linear on the concatenations [hidden, u] and
-// [weight, lora_b], each operand padded in this way.
+// then new steps of 16 over the rank of LoRA. So a row has the bits that `linear` gives for the concatenations [hidden,
+// u] and [weight, lora_b], each operand padded in this way.
 //   largest[i] = the lowest column id in [0, valid_vocab) whose x[i, j] is the largest, with +0 equal to -0.
 //                ops/sample.h gives the same id for a greedy row with these logits. `largest` is -1 where this greedy
 //                row has a nonzero status (a NaN, +Inf, only -Inf, |x| from about 1.4e6 on). Neither logit_scale nor
@@ -36,7 +36,7 @@
 //              rows in turn. Each step is one fp32 addition, and the result is rounded at the end.
 //              If the vocabulary is cut into shards, each shard's dlora_a is its share of a sum over the shards,
 //              computed with its own v. With dh_segments = 1, dhidden is such a share, too.
-// The size of the workspace decides how much is computed at once, but changes no bit. Without main_grad, dweight may
+// The size of the workspace decides how much is computed at once, but changes no result. Without main_grad, dweight may
 // hold intermediate values until the call is done.
 #pragma once
 

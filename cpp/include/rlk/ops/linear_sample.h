@@ -1,4 +1,4 @@
-// THE CONTRACT of linear_sample: draws a token for each row of hidden states and gives its log-probability, without
+// THE CONTRACT of `linear_sample`: draws a token for each row of hidden states and gives its log-probability, without
 // holding all logits of a language model's head in memory. Rule numbers refer to docs/numerics.md.
 //
 // The logits of row i are y of ops/linear.h, rounded once to out_dtype, in the product's arithmetic. ops/sample.h
@@ -9,8 +9,9 @@
 //
 // The call computes the logits of some rows in the workspace, as many as it has room for, then draws these rows'
 // tokens, and goes on to the next rows. A fused kernel for few rows stores no logits. The size of the workspace decides
-// how much is computed at once, but changes no bit.
-// The call enqueues on `stream`; it neither allocates nor synchronises. The operator runs where linear and sample run.
+// how much is computed at once, but changes no result.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. The operator runs on every device on
+// which `linear` and `sample` run.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of logprob: log-probabilities of target tokens from logits, forward, vocabulary-parallel and backward.
+// THE CONTRACT of `logprob`: log-probabilities of target tokens from logits, forward, vocabulary-parallel and backward.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Row i, column j (a global column: vocab_start + local column), x = logits[i, j], T = temperature of the row:
@@ -35,8 +35,8 @@
 // same bits on every backend. Ignored rows (target == ignore_index) are never read: every output is 0 and every
 // gradient +0.
 // If a status bit other than kLabelMasked is set, the row's logprob is NaN. Its lse, entropy and sum_p_sq are then NaN,
-// too, except that kBadTarget leaves them valid. Both functions enqueue on `stream`; they neither allocate nor
-// synchronise. CPU backends ignore `stream`.
+// too, except that kBadTarget leaves them valid. Both functions enqueue their work on `stream`; they neither allocate
+// nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>
@@ -94,7 +94,7 @@ inline PartRange parts_of_columns(std::int64_t vocab_size, std::int64_t valid_vo
   return {};
 }
 
-// Inputs that say what a row is, for forward and backward alike.
+// Inputs of forward and backward: the logits, the targets, and the parameters of the rows.
 struct LogprobInput {
   const void* logits = nullptr;                // [num_rows, num_columns], dtype; columns contiguous, any alignment
   const void* target = nullptr;                // [num_rows], target_dtype; global column ids
@@ -149,7 +149,7 @@ struct LogprobMergeParams {
   std::int64_t valid_vocab = 0;  // needed for label_smoothing
   std::int32_t num_shards = 1;
   float temperature_value = 1.0f;
-  float label_smoothing = 0.0f;  // same value as for the shards; needs logprob and lse
+  float label_smoothing = 0.0f;  // the value that the calls for the shards had; needs logprob and lse
 };
 void logprob_merge(const LogprobMergeParams& p, Device device, Stream stream);
 

@@ -1,4 +1,4 @@
-// THE CONTRACT of masked_whiten: shifts and scales the values of the tokens that count, so that their mean is 0 and
+// THE CONTRACT of `masked_whiten`: shifts and scales the values of the tokens that count, so that their mean is 0 and
 // their variance is 1 over all sequences of a batch. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with
 // the roundings and the order that they show.
 //
@@ -14,13 +14,14 @@
 //   rstd   = fl(1 / fl(sqrt(fl(v + fl(fl(eps a) a)))))
 //   y      = fl(d * rstd), or, without shift_mean, fl(fl(d * rstd) + mean); +0 where a token does not count
 // So y is right for all finite x whose sum is finite, even where squares of x would overflow or underflow. A var too
-// large for a float is +Inf. Where the sum overflows, mean and var are Inf or NaN, and all y that count are NaN. If all
-// values that count are equal, or a single token counts, mean is this value (+0 for -0), and var and every d are +0. If
-// n = 0, mean and var are +0.
-// Values of tokens that do not count are never used. Trailing padding changes no bit, and padded and packed sequences
-// have the same bits, at any stride and on every backend. A NaN that counts makes every y that counts NaN. NaN outputs
-// are canonical. The call enqueues on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With
-// bad offsets (docs/tokens.md) the CPU throws InvalidArgument before it writes anything; on a GPU every output is NaN.
+// large for a float is +Inf. Where the sum overflows, mean and var are Inf or NaN, and y is NaN at every token that
+// counts. If all values that count are equal, or a single token counts, mean is this value (+0 for -0), and var and
+// every d are +0. If n = 0, mean and var are +0.
+// Values of tokens that do not count are never used. Trailing padding changes no result, and padded and packed
+// sequences have the same bits, at any stride and on every backend. A NaN at a token that counts makes y NaN at every
+// token that counts. Every NaN output is the canonical NaN. The call enqueues its work on `stream`, which CPU backends
+// ignore; it neither allocates nor synchronises. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument
+// before it writes anything; on a GPU every output is NaN.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// THE CONTRACT of mismatch_metrics: a vector of scalars that measure how far a trainer's log-probabilities are from the
-// sampling engine's. Rule numbers refer to docs/numerics.md. A metric that verl has, too, uses verl's formula;
+// THE CONTRACT of `mismatch_metrics`: a vector of scalars that measure how far a trainer's log-probabilities are from
+// the sampling engine's. Rule numbers refer to docs/numerics.md. A metric that verl has, too, uses verl's formula;
 // docs/objectives.md names the differences. Formulas are in fp32, in the order shown, with one rounding per operation;
 // exp and expm1 come from math/.
 //
@@ -28,9 +28,9 @@
 //   ppl_train = mean(exp(a)); ppl_rollout = mean(exp(b)); log_ppl_train = mean(a); log_ppl_rollout = mean(b)
 //   ppl_ratio = mean(exp(g)); log_ppl_diff_mean = mean(g), _abs_mean = mean(|g|), _min, _max
 //   chi2_seq = mean(expm1(2 min(max(sum(d), -limit), limit)))
-// Without any token every metric is 0. Nothing in a masked slot changes a bit. A zero is +0, and a NaN is canonical.
-// The bits are the same for padded and packed sequences, for any strides, and on every backend. The call enqueues on
-// `stream`; it neither allocates nor synchronises.
+// Without any token every metric is 0. No result depends on what a masked slot holds. A zero is +0, and a NaN is the
+// canonical NaN. The bits are the same for padded and packed sequences, for any strides, and on every backend. The call
+// enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

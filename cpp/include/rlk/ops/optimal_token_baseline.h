@@ -1,4 +1,4 @@
-// THE CONTRACT of optimal_token_baseline (OTB): each token's return minus a baseline. The baseline at a position is a
+// THE CONTRACT of `optimal_token_baseline` (OTB): each token's return minus a baseline. The baseline at a position is a
 // mean of the returns of the group's sequences at this position, weighted by the variance of their gradients. Rule
 // numbers refer to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation; exp
 // comes from math/. rlk/tokens.h defines slots and sequences.
@@ -19,10 +19,10 @@
 //      then W_i = fl(W at the end of the previous chunk + x_i), from +0
 //   G: the same from last to first: x_i becomes fl(x_i + x_{i+h}); G_i = fl(G at the first token of the next chunk
 //      + x_i)
-// So trailing padding changes no bit, and padded and packed sequences have the same bits. A group has the same bits at
-// any place and stride, and on every backend. Values at tokens that do not count are never read. NaN outputs are
-// canonical; a NaN affects its own group alone. Groups are given by offsets or by one size.
-// The call enqueues on `stream`; it neither allocates nor synchronises.
+// So trailing padding changes no result, and padded and packed sequences have the same bits. A group has the same bits
+// at any place and stride, and on every backend. Values at tokens that do not count are never read. Every NaN output is
+// the canonical NaN; a NaN affects its own group alone. Groups are given by offsets or by one size.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

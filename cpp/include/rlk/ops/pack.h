@@ -1,10 +1,10 @@
-// THE CONTRACT of pack and unpack: pack copies padded arrays [num_sequences, num_tokens, ...] to packed arrays
-// [capacity, ...], in which sequences follow one another without padding. unpack copies packed arrays back to padded
+// THE CONTRACT of `pack` and `unpack`: `pack` copies padded arrays [num_sequences, num_tokens, ...] to packed arrays
+// [capacity, ...], in which sequences follow one another without padding. `unpack` copies packed arrays back to padded
 // arrays. Both operators copy bytes, so NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
 //   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1. Only a mask gives positions.
-//   On the CPU, unpack throws InvalidArgument if the positions of a row with tokens are not 0, 1, 2, ..., one for
+//   On the CPU, `unpack` throws InvalidArgument if the positions of a row with tokens are not 0, 1, 2, ..., one for
 //   each token of the sequence, and -1 at all other places.
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
@@ -17,7 +17,7 @@
 // The real number of tokens, cu_seqlens[num_sequences], stays on the device; `capacity` is the caller's upper bound for
 // it. The CPU throws InvalidArgument for invalid offsets (rlk/tokens.h) and for a sequence longer than num_tokens. A
 // GPU takes length 0 for invalid offsets, and copies the first num_tokens tokens of a longer sequence.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

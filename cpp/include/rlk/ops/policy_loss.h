@@ -1,6 +1,6 @@
-// THE CONTRACT of policy_loss: the clipped policy objectives, their KL and entropy terms, gradients and metrics, in one
-// pass over per-token log-probabilities. Rule numbers refer to docs/numerics.md; docs/objectives.md has the names of
-// papers and frameworks. Formulas are in fp32, in the order shown, with one rounding per operation; exp, expm1, log2
+// THE CONTRACT of `policy_loss`: the clipped policy objectives, their KL and entropy terms, gradients and metrics, in
+// one pass over per-token log-probabilities. Rule numbers refer to docs/numerics.md; docs/objectives.md has the names
+// of papers and frameworks. Formulas are in fp32, in the order shown, with one rounding per operation; exp, expm1, log2
 // and sigmoid come from math/. Minimum and maximum return their first operand unless the second is strictly better,
 // so a NaN in the first operand stays.
 //
@@ -73,8 +73,8 @@
 // Loss: each sequence's sum(P), sum(K) and sum(H) times its weight, summed over sequences, give policy, kl and entropy;
 //   loss = fma(-entropy_coef, entropy, fma(kl_coef, kl, policy)).
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
-// gradients have the same bits for any split of the batch. NaN results are canonical. All functions enqueue on
-// `stream`; they neither allocate nor synchronise.
+// gradients have the same bits for any split of the batch. Every NaN result is the canonical NaN. All functions enqueue
+// their work on `stream`; they neither allocate nor synchronise.
 #pragma once
 
 #include <cstdint>
@@ -185,8 +185,8 @@ std::int64_t policy_loss_workspace_bytes(const PolicyLossParams& p, Device devic
 // For bad offsets (docs/tokens.md) the CPU throws InvalidArgument. On a GPU bad offsets make the loss NaN.
 void policy_loss(const PolicyLossParams& p, Device device, Stream stream);
 
-// Multiplies one or two arrays [count] by *factor in place (a null array is skipped). If the factor is 1, nothing is
-// read or written.
+// Multiplies one or two arrays [count] by *factor in place (a null array is skipped). If the factor is 1, the arrays
+// are neither read nor written.
 struct ScaleGradientsParams {
   float *first = nullptr, *second = nullptr;
   std::int64_t count = 0;

@@ -1,4 +1,4 @@
-// THE CONTRACT of preference_loss: losses of pairs of sequences, one chosen and one rejected, from their
+// THE CONTRACT of `preference_loss`: losses of pairs of sequences, one chosen and one rejected, from their
 // log-probabilities, with the gradients. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the
 // roundings and the order that they show; logsigmoid, sigmoid, exp, expm1, log1p and log2 come from math/. `beta`
 // and the constants made from options (margin, half, log_keep, log_flip, unflipped) are computed in double and rounded
@@ -58,8 +58,9 @@
 //              reward_w > reward_l. A mean is fl(sum / fl(num)) with the sum over pairs by math/tree_sum.h, or 0
 //              without pairs. For kKto the margin is the chosen mean minus the rejected mean, and the last metric is
 //              NaN.
-// A NaN result is canonical. A pair has the same bits in any batch (except for the sorted losses), and on every
-// backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// Every NaN result is the canonical NaN. A pair has the same bits in any batch (except for the sorted losses), and on
+// every backend. The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore
+// `stream`.
 #pragma once
 
 #include <cstdint>

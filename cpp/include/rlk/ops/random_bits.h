@@ -1,4 +1,4 @@
-// THE CONTRACT of random_bits: the random words of one token. rk.sample draws from the same words, so a draw can be
+// THE CONTRACT of `random_bits`: the random words of one token. rk.sample draws from the same words, so a draw can be
 // replayed. All arithmetic is on integers, so every backend has the same bytes.
 //
 //   bits[i, w] = word w % 4 of philox4x32-10(key, counter_w)              rlk/math/philox.h
@@ -8,7 +8,7 @@
 // step of the engine. So a row's words depend on no other row, no batch size and no order of rows. rk.sample uses
 // stream 0; rejection in rk.verify_draft uses stream 1.
 // A row whose position lies outside [0, 2^32) has -1 in every word.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of rms_norm: y = h / rms(h) * weight, with or without a residual added first, and its gradients.
+// THE CONTRACT of `rms_norm`: y = h / rms(h) * weight, with or without a residual added first, and its gradients.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // Row i has K = columns values. For column k:
@@ -20,10 +20,10 @@
 //            result is rounded to dweight's dtype last
 // The derivative of a rounding is taken as 1. With round_before_weight, g is therefore not rounded, and dw alone uses
 // the rounded xhat. A row of y, new_residual, rstd or dx has the same bits for any number of rows, any position and
-// stride. All outputs have the same bits on every backend. NaN results are canonical. A NaN makes its row NaN. Squares
-// that overflow make rstd 0, so finite values give zeros and infinities give NaN. Other rows are not affected. The mean
-// of an empty row is +0.
-// All functions enqueue on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
+// stride. All outputs have the same bits on every backend. Every NaN result is the canonical NaN. A NaN makes its row
+// NaN. Squares that overflow make rstd 0, so finite values give zeros and infinities give NaN. Other rows are not
+// affected. The mean of an empty row is +0.
+// All functions enqueue their work on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of rope: rotary position embedding of queries and keys, and the transpose of this map, which gives its
+// THE CONTRACT of `rope`: rotary position embedding of queries and keys, and the transpose of this map, which gives its
 // gradient.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
@@ -24,11 +24,11 @@
 // If a and b have the same angle, the transpose is the rotation by the negative angle. The derivative of a rounding is
 // taken as 1. cos and sin are constants.
 // A head of a token has the same bits for any number of tokens and heads, any position and stride, and on every
-// backend. NaN results are canonical; NaNs in copied columns keep their bits.
+// backend. Every NaN result is the canonical NaN, but NaNs in copied columns keep their bits.
 // If an id is outside [0, max_position), the CPU throws InvalidArgument before it writes anything. A GPU takes NaN for
 // the angles of the pairs that would use this id, and reads no table row for these pairs. Other tokens are not
 // affected.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// THE CONTRACT of sample: one token drawn from each row of logits, its log-probability, and the kept set that
-// truncation left. It is also the contract of process_logits, which runs before sample and gives logits after bias and
-// penalties, in fp32. Rule numbers refer to docs/numerics.md. An integer or float parameter of the rows is a single
+// THE CONTRACT of `sample`: one token drawn from each row of logits, its log-probability, and the kept set that
+// truncation left. It is also the contract of `process_logits`, which runs before `sample` and gives logits after bias
+// and penalties, in fp32. Rule numbers refer to docs/numerics.md. An integer or float parameter of the rows is a single
 // number, or an array on the device, so a call never waits for the host.
 //
 // Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every
@@ -48,25 +48,25 @@
 // gets kKeptOverflow, count 0 and logprob NaN; its id and raw_logprob stay. A row with any other nonzero status has id
 // -1, logprob and raw_logprob NaN, and count 0. It affects no other row.
 // Row i has the same bits at any row index, in any batch and at any stride. With Exp::kPortable it also has the same
-// bits on every backend. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore
-// `stream`.
+// bits on every backend. The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends
+// ignore `stream`.
 //
 // process_logits works on all columns [0, vocab_size). The row's repetition, presence and frequency penalties are R, P
 // and F. Its bias for column j is b. n is how often the row's history, without the prompt, holds j. The flag s says
-// whether the history, prompt included, holds j. A step whose condition fails changes no bit. Each operation rounds to
-// fp32:
+// whether the history, prompt included, holds j. A step whose condition fails leaves z unchanged. Each operation rounds
+// to fp32:
 //   repeat(z) = z > 0 ? z / R : z * R
 //   kVllm, kHf:  z + b where there is a bias;  repeat(z) where s;  z - F * n, then z - P where n > 0
 //   kSglang:     z - (F * n + P), then repeat(z) where n > 0;  z + b where there is a bias
-// A NaN is canonical. A row with a nonzero status has NaN in every column. To apply bias and penalties, call sample
-// with logits = process_logits(...), row_status = its status, and raw_logits = the original logits. sample_processed
-// makes both calls.
+// Every NaN result is the canonical NaN. A row with a nonzero status has NaN in every column. To apply bias and
+// penalties, call `sample` with logits = process_logits(...), row_status = its status, and raw_logits = the original
+// logits. sample_processed makes both calls.
 // A shard's logits are columns [vocab_start, vocab_start + num_columns) of the vocabulary. Ids are ids of the whole
 // vocabulary; an id outside the shard's columns is checked and has no other effect.
 //
 // In the vocabulary-parallel form, each rank (a process) has a shard of the columns. The ranks exchange payloads once,
 // or in four rounds. A payload is an array of words that describe a shard. For one exchange, sample_partial makes a
-// payload of each shard. From the payloads of all shards, sample_merge makes the results of sample on the whole row.
+// payload of each shard. From the payloads of all shards, sample_merge makes the results of `sample` on the whole row.
 // Every rank runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards
 // hold every part once, in any order. One exchange can draw three kinds of rows:
 //   greedy        : the first rank of all shards' first ranks
@@ -76,8 +76,8 @@
 //                   top_p then leave
 // So min_p > 0 and top_p < 1 need top_k > 0, and top_k is at most the payload's capacity. kSglang allows no top_p < 1,
 // since its top_p is a share of the mass of the whole row. Any other row has kBadParameter. This form does not give the
-// n best columns. Merges give every row the bits of sample: id, logprob, raw_logprob, kept set and status, except for
-// two statuses:
+// n best columns. Merges give every row, bit for bit, the results of `sample`: id, logprob, raw_logprob, kept set and
+// status, except for two statuses:
 //   kBadParameter : also set for a row that one exchange cannot draw
 //   kBadShards    : the row's payloads do not hold every part once, or differ from the call in vocabulary, top_k, kind
 //                   of row, raw_logprob or tag, or have ids and ranks that sample_partial never writes
@@ -101,11 +101,11 @@
 //   16 + 3 i: id, z, raw z of rank i among the present columns of a cut row, i below min(top_k, columns present)
 //
 // In rounds, sample_partial makes four payloads of each shard. Each round reads the earlier rounds' payloads of all
-// shards. sample_merge reads those of round 4. Every row has the bits of sample: id, logprob, raw_logprob and status,
-// except for kBadShards. step = ceil(vocab_size / 1024). A column's rank is stored as the number of 51 bits that
-// kernels/sample/terms.h defines. It takes two words, the lower half first. Words 0 to 3 and 15 are as in one exchange,
-// and so is word 4 of a row that is not cut. Word 4 of a cut row is -2 - min(top_k, 2^19). In rounds 1 and 4, words 5
-// to 14 are also as in one exchange. After these 16 words, a cut row has:
+// shards. sample_merge reads those of round 4. Every row has, bit for bit, the results of `sample`: id, logprob,
+// raw_logprob and status, except for kBadShards. step = ceil(vocab_size / 1024). A column's rank is stored as the
+// number of 51 bits that kernels/sample/terms.h defines. It takes two words, the lower half first. Words 0 to 3 and 15
+// are as in one exchange, and so is word 4 of a row that is not cut. Word 4 of a cut row is -2 - min(top_k, 2^19). In
+// rounds 1 and 4, words 5 to 14 are also as in one exchange. After these 16 words, a cut row has:
 //   round 1: splitters: every step-th of the shard's present columns in the order of their ranks, from the first on.
 //   round 2: 1033 bins; bin i goes from splitter i - 1 of all shards to before splitter i. Their counts, then the lower
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
@@ -115,7 +115,7 @@
 // round 2 hold at most `step` columns of each shard. The counts of the bins tell which bin has the k-th column. So the
 // total in the condition of top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies
 // in one of few bins. Round 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the
-// candidates, as sample does. So a rank and a mass decide for each column whether it is kept. Round 4 also gives the
+// candidates, as `sample` does. So a rank and a mass decide for each column whether it is kept. Round 4 also gives the
 // kept ids of a shard, ascending, in every row without a status bit.
 #pragma once
 
@@ -218,9 +218,9 @@ struct SampleParams {
   // take z from `logits`.
   const std::uint32_t* edited = nullptr;
   const float* edits = nullptr;
-  // If `edited` and `edits` are null, `process` may point to host memory. Then sample computes the edits itself, where
-  // sample_edits_rows() allows it. The outputs of process_logits lie in sample's workspace, and its status becomes part
-  // of sample's status.
+  // If `edited` and `edits` are null, `process` may point to host memory. Then `sample` computes the edits itself,
+  // where sample_edits_rows() allows it. The outputs of `process_logits` lie in the workspace of `sample`, and its
+  // status becomes part of the status of `sample`.
   const ProcessLogitsParams* process = nullptr;
 };
 
@@ -233,7 +233,7 @@ constexpr std::int64_t kRoundSplitters = 1024, kRoundBins = kRoundSplitters + kN
 RLK_HD std::int64_t splitter_step(std::int64_t vocab_size) {
   return (vocab_size + kRoundSplitters - 1) / kRoundSplitters;
 }
-// Most splitters, bins or candidates of a payload. num_shards is read in round 3.
+// Most splitters, bins or candidates of a payload. `num_shards` is used in round 3 alone.
 RLK_HD std::int64_t round_capacity(int round, std::int64_t vocab_size, std::int64_t widest, std::int64_t num_shards) {
   const std::int64_t step = splitter_step(vocab_size);
   if (round == 1) return (widest + step - 1) / step;
@@ -246,8 +246,8 @@ RLK_HD std::int64_t round_words(int round, std::int64_t vocab_size, std::int64_t
   return kPayloadHead + (round == 2 ? 3 : 2) * round_capacity(round, vocab_size, widest, num_shards);
 }
 
-// Parameters of sample for whole rows, without results. logits and raw_logits alone belong to the shard: they hold its
-// columns from the first on, at least all valid columns. most_top_k is the capacity of the payload.
+// Parameters of `sample` for whole rows, without results. `logits` and `raw_logits` alone belong to the shard: they
+// hold its columns from the first on, at least all valid columns. most_top_k is the capacity of the payload.
 struct SamplePartialParams : SampleParams {
   PartRange parts;
   bool takes_raw = false;           // whether the merge gives raw_logprob
@@ -264,7 +264,7 @@ RLK_HD std::int64_t columns_of_shard(const SamplePartialParams& p) {
   const std::int64_t end = part_cut(p.vocab_size, p.parts.first + p.parts.count);
   return first >= p.valid_vocab ? 0 : (end < p.valid_vocab ? end : p.valid_vocab) - first;
 }
-// The parameters of sample, without the inputs of a shard: logits, raw_logits and row_status are null.
+// The parameters of `sample`, without the inputs of a shard: logits, raw_logits and row_status are null.
 struct SampleMergeParams : SampleParams {
   const std::int32_t* payload = nullptr;  // [num_shards, num_rows, words], contiguous; words as for sample_partial
   std::int32_t num_shards = 1;            // 1 to 8
@@ -278,11 +278,11 @@ void sample_merge(const SampleMergeParams& p, Device device, Stream stream);
 void sample(const SampleParams& p, Device device, Stream stream);
 void process_logits(const ProcessLogitsParams& p, Device device, Stream stream);
 bool sample_takes_edits(const SampleParams& p, Device device);  // whether these logits may have edited columns
-// Whether sample computes the edits of these rows itself.
+// Whether `sample` computes the edits of these rows itself.
 bool sample_edits_rows(const SampleParams& p, const ProcessLogitsParams& edits, Device device);
 
-// process_logits, then sample on its result. The logits are the inputs of `process`, whose outputs are unset. `draw`
-// has the other parameters of sample, with the sizes and the dtype of these logits.
+// Runs `process_logits`, then `sample` on its result. The logits are inputs of `process`. The outputs of `process` are
+// unset. `draw` has the other parameters of `sample`, with the sizes and the dtype of these logits.
 struct ProcessedSampleParams {
   ProcessLogitsParams process;
   SampleParams draw;

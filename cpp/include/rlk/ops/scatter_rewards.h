@@ -1,4 +1,4 @@
-// THE CONTRACT of scatter_rewards: makes one reward per token from rewards of sequences, spans and tokens. gae and
+// THE CONTRACT of `scatter_rewards`: makes one reward per token from rewards of sequences, spans and tokens. gae and
 // discounted_returns take the result. The operator can also place one cost per sequence in the same way. Rule numbers
 // refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
@@ -21,13 +21,14 @@
 // lengths = n.
 // A sequence or span without a token that counts has no place for its reward, so no output contains it. NaN and
 // infinite rewards are not left out: they appear in their sequence's output, at their own place.
-// Masked tokens are +0, and nothing in a masked slot changes a bit. Every zero is +0, and NaN results are canonical. A
-// sequence has the same bits padded or packed, in any batch, at any strides, and on every backend.
+// Outputs of masked tokens are +0, and no result depends on what a masked slot holds. Every zero is +0, and every NaN
+// result is the canonical NaN. A sequence has the same bits padded or packed, in any batch, at any strides, and on
+// every backend.
 // The CPU throws InvalidArgument before it writes anything for a span that violates 0 <= begin <= end <= length. It
 // also throws for span_offsets that do not ascend from 0 to num_spans. On a GPU R is NaN in a sequence with such a
 // fault. The bad span and the sequence's later spans add no reward. With bad offsets (docs/tokens.md) the CPU throws
 // InvalidArgument. On a GPU the sequences next to a bad offset have NaN rewards and lengths of 0, and slots outside
-// every sequence are not written. The call enqueues on `stream`; it neither allocates nor synchronises.
+// every sequence are not written. The call enqueues its work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of sequence_logprob: log-probabilities of tokens summed over each sequence, and its gradient. Rule
+// THE CONTRACT of `sequence_logprob`: log-probabilities of tokens summed over each sequence, and its gradient. Rule
 // numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
 //
 // A token's position is its column in a padded array, or its distance from its sequence's first token in a packed
@@ -11,12 +11,12 @@
 // Sums of parts: if a sequence is cut at multiples of 2^k positions, the tree over the sums of its parts gives the sum
 // of the whole sequence, bit for bit.
 //   d_logprob = round(dsum[sequence]) where a token counts, +0 elsewhere; +0 for packed tokens outside every sequence.
-// `round` rounds to dtype, to nearest even. A NaN is canonical.
+// `round` rounds to dtype, to nearest even. Every NaN result is the canonical NaN.
 // For invalid offsets (rlk/tokens.h) the CPU throws InvalidArgument before it writes anything. A GPU gives a sequence
 // with invalid offsets the sum NaN, the count 0 and the status 1. It reads nothing of this sequence, and gives the
 // sequence's tokens the gradient +0. Where offsets overlap, a token gets the gradient of one of the sequences that
 // contain it.
-// The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
+// The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

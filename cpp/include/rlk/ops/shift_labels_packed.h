@@ -22,8 +22,8 @@
 // closes a turn opens one. Without include_end, mask is also 0 at the tokens of the `end` ids. So the tokens of the
 // `begin` ids are not the model's. The tokens after the `begin` ids are the model's, up to and including the `end` ids.
 // A turn that nothing closes lasts until the end of the sequence. For packed tokens outside every sequence the masks
-// are 0 and the labels ignore_index. The call enqueues on `stream`; it neither allocates nor synchronises. CPU backends
-// ignore `stream`.
+// are 0 and the labels ignore_index. The call enqueues its work on `stream`; it neither allocates nor synchronises. CPU
+// backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// THE CONTRACT of silu_mul and gelu_mul: y = act(gate) * up, and its gradients.
+// THE CONTRACT of `silu_mul` and `gelu_mul`: y = act(gate) * up, and its gradients.
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show;
 // sigmoid, erf, tanh and exp are defined in docs/math.md.
 //
@@ -18,13 +18,13 @@
 //   gelu_tanh: a' = fma(fl(fl(0.5 * c) * fma(-t, t, 1)),
 //                  fl(kSqrtTwoOverPi * fma(kGeluCubicTimes3, fl(c * c), 1)), fl(0.5 * w))
 //   d_gate = round(fl(fl(dy * u) * a'));  d_up = round(fl(dy * b)); to dtype.
-// A rounding has the derivative 1: only d_up sees that b was rounded.
+// The derivative of a rounding is taken as 1, so only d_up uses the rounded b.
 // With the limits of +-88, an infinite g gives the limit value of each function: act(-Inf) = -0, act(+Inf) = +Inf;
 // a'(-Inf) is a zero, a'(+Inf) = 1. The limits change no result of a finite g: sigmoid is +0 below -0x1.5d589ep+6, so
 // silu is -0 there, and gelu is -0 below about -5.5.
-// An infinity of one array times a zero of the other is NaN, as in IEEE. NaN results are canonical. An element has the
-// same bits in any number of rows, at any position and stride, and on every backend. All functions enqueue on `stream`;
-// they neither allocate nor synchronise. CPU backends ignore `stream`.
+// An infinity of one array times a zero of the other is NaN, as in IEEE. Every NaN result is the canonical NaN. An
+// element has the same bits in any number of rows, at any position and stride, and on every backend. All functions
+// enqueue their work on `stream`; they neither allocate nor synchronise. CPU backends ignore `stream`.
 #pragma once
 
 #include <cstdint>

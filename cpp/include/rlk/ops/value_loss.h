@@ -1,4 +1,4 @@
-// THE CONTRACT of value_loss: the clipped value loss of PPO, its gradient and metrics, in one pass over tokens. Rule
+// THE CONTRACT of `value_loss`: the clipped value loss of PPO, its gradient and metrics, in one pass over tokens. Rule
 // numbers refer to docs/numerics.md. Formulas are in fp32, in the order shown, with one rounding per operation.
 //
 // rlk/tokens.h defines slots, sequences and their sums. A token has v = value, o = old_value, R = returns, c = clip and
@@ -21,8 +21,8 @@
 // Loss: each sequence's sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked tokens have
 // +0.
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
-// gradients have the same bits for any split of the batch. NaN results are canonical. The call enqueues on `stream`; it
-// neither allocates nor synchronises.
+// gradients have the same bits for any split of the batch. Every NaN result is the canonical NaN. The call enqueues its
+// work on `stream`; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>
