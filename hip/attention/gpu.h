@@ -73,8 +73,8 @@ struct AttentionGpu {
   }
 };
 
-// A block's own copy of the params. The copy lies in LDS before the block's tile. Each use reads the params from LDS,
-// because all params together need more SGPRs than a wave has.
+// A block's own copy of the params. The copy lies in LDS, in front of the block's tile. Each use reads the params from
+// LDS, because all params together need more SGPRs than a wave has.
 template <class Params>
 struct AttentionCall {
   Params p;

@@ -7,12 +7,13 @@
 namespace rlk::hip {
 
 constexpr int kLog2Elementwise = 8, kElementwiseThreads = 1 << kLog2Elementwise;  // threads per block: four waves
-constexpr int kElementwiseVec8s = 1;     // vectors per thread; with two, gelu would spill scalar registers
+constexpr int kElementwiseVec8s = 1;     // vectors per thread; with two vectors, gelu would spill scalar registers
 constexpr int kElementwiseElements = 8;  // columns per thread if rows are not whole, aligned vec8s
 
 }  // namespace rlk::hip
 
-// Expands to f(form, ...) for each form of an operator. A form is a variant of its formulas, such as an activation.
+// Expands to f(form, ...) for each form of an operator. A form is a variant of the operator's formulas, such as its
+// activation.
 #define RLK_FORMS_1(f, ...) f(0, __VA_ARGS__)
 #define RLK_FORMS_2(f, ...) RLK_FORMS_1(f, __VA_ARGS__) f(1, __VA_ARGS__)
 #define RLK_FORMS_3(f, ...) RLK_FORMS_2(f, __VA_ARGS__) f(2, __VA_ARGS__)

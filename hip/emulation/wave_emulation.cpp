@@ -46,8 +46,8 @@ constexpr std::size_t kStackBytes = 64 << 10;
 
 #if defined(__x86_64__)
 // A suspended fiber is represented by its stack pointer. The top of its stack holds the callee-saved registers. The
-// functions of ucontext are not used, because they make two system calls per switch. Under the address sanitizer,
-// exceptions would also make them clear the shadow of a whole stack.
+// functions of ucontext are not used, because they make two system calls per switch. With these functions, an exception
+// under the address sanitizer would also clear the shadow of a whole stack.
 struct Context {
   void* top = nullptr;
 };
@@ -208,8 +208,8 @@ bool same_place(const Lane& a, const Lane& b) {
 
 using Wave = Lane* const*;  // pointers to the kWave lanes of a wave
 
-// Performs a matrix instruction of either shape with the shape's layout of lanes. Each output adds its products in
-// ascending k, in groups of the size that the matrix unit has.
+// Performs a matrix instruction of one of two shapes. Each shape has its own layout of values over lanes. Each output
+// adds its products in ascending k, in groups of the size that the matrix unit has.
 template <int kSize, int kK>
 void multiply(const Block& b, Wave lanes) {
   constexpr int kOutputs = kSize * kSize / kWave;

@@ -72,7 +72,7 @@ RLK_DEVICE bool has_vectors(const MaskedWhitenParams& p, const TokenSpan& span) 
   return (at(p.x.data, p.x.row_stride) | at(p.y.data, p.y.row_stride)) % 16 == 0;
 }
 
-// The tokens of a lane in its team's chunk, and one bit per token, which is set if the token counts.
+// The tokens of a lane in its team's chunk, and one bit per token, which is set if the token is unmasked.
 struct WhitenLane {
   FourTokens x = {};
   unsigned counted = 0;

@@ -1,6 +1,6 @@
-// pack and unpack. HBM bandwidth bounds the kernels, which read each byte once and write it once.
-// The file kernels/packing/pack_copy.h has the copy and its distribution over threads, and kernels/packing/pack_scan.h
-// has the prefix sum. CUDA shares both files.
+// pack and unpack. HBM bandwidth bounds the kernels, which read each byte once and write it once. The file
+// kernels/packing/pack_copy.h splits the copy among threads and performs it. The file kernels/packing/pack_scan.h has
+// the prefix sum. CUDA shares both files.
 #pragma once
 
 #include "hip/common/wave.h"

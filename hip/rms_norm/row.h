@@ -52,7 +52,8 @@ RLK_DEVICE float row_sum(float lane) {
     lane = add_rn(add_rn(of_wave[0], of_wave[1]), add_rn(of_wave[2], of_wave[3]));
     block_barrier();
   }
-  return add_rn(lane, 0.0f);  // turns -0 into +0, as a tree with missing lanes does, because it adds +0 for them
+  // turns -0 into +0; missing lanes of a tree are +0, so a tree with missing lanes never gives -0
+  return add_rn(lane, 0.0f);
 }
 
 }  // namespace rlk::hip

@@ -37,7 +37,7 @@ RLK_DEVICE void store_tokens(float* data, int count, bool vectors, const FourTok
   }
 }
 
-// One bit for each of `count` tokens, set if the token counts.
+// One bit for each of `count` tokens, set if the token is unmasked.
 RLK_DEVICE unsigned load_mask(const TokenMask& mask, std::int64_t at, int count) {
   unsigned found = 0;
 #pragma unroll

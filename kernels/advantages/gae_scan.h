@@ -46,7 +46,7 @@ RLK_HD float vtrace_log_ratio(bool neutral, float logprob, float rollout_logprob
   return select(neutral && is_nan(rollout_logprob), 0.0f, sub_rn(logprob, rollout_logprob));
 }
 
-// The step of a token that counts. Only vtrace uses `log_ratio` and `rho`.
+// The step of an unmasked token. Only vtrace uses `log_ratio` and `rho`.
 template <GaeKind kKind>
 RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float next, float log_ratio, float* rho) {
   if constexpr (kKind == GaeKind::kDiscountedReturns) return {k.gamma, reward};
@@ -57,7 +57,7 @@ RLK_HD ScanStep gae_step(const GaeConstants& k, float reward, float value, float
   return {mul_rn(k.decay, min_or_nan(ratio, k.c_bar)), mul_rn(*rho, delta)};
 }
 
-// The advantage of vtrace for a token that counts. x is the scan's state after the token.
+// The advantage of vtrace for an unmasked token. x is the scan's state after the token.
 RLK_HD float vtrace_advantage(const GaeConstants& k, float reward, float value, float next, float x, float rho) {
   return mul_rn(rho, sub_rn(fma_rn(k.gamma, add_rn(next, x), reward), value));
 }

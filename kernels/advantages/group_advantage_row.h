@@ -15,7 +15,7 @@ struct GroupStatistics {
   float largest = 0.0f, second = 0.0f;  // largest and second largest reward that counts
   std::int32_t best = -1;               // first member with the largest reward
   float up = 1.0f;                      // the number u of the contract for kBatchMean
-  std::int32_t n = 0;                   // number of members that count
+  std::int32_t n = 0;                   // number of members that count (ops/group_advantage.h)
   bool constant = false, any_nan = false;
 };
 struct BatchStatistics {

@@ -22,7 +22,7 @@ inline void check_masked_whiten(const MaskedWhitenParams& p) {
   RLK_CHECK(p.x.data != nullptr && p.y.data != nullptr, "masked_whiten: x and y are given");
 }
 
-// `sum` is the sum of all values that count. `least` and `largest` are the extremes of these values and ignore NaNs.
+// `sum` is the sum of all unmasked values. `least` and `largest` are the extremes of these values and ignore NaNs.
 RLK_HD WhitenStatistics whiten_mean(std::int64_t n, float sum, float least, float largest) {
   WhitenStatistics s;
   s.n = n;
@@ -59,7 +59,7 @@ RLK_HD F whiten_token(const MaskedWhitenParams& p, const WhitenStatistics& s, F 
   return select(is_nan(y), broadcast<F>(canonical_nan()), y);
 }
 
-// Memory on a GPU: the statistics, and for each sequence the number of tokens that count with their sum, minimum and
+// Memory on a GPU: the statistics, and for each sequence the number of unmasked tokens with their sum, minimum and
 // maximum.
 struct WhitenMemory {
   WhitenStatistics* statistics;

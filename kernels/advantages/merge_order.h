@@ -86,7 +86,8 @@ RLK_HD void merge_index(const Key& key, std::int32_t num, std::int32_t run, std:
     bool exists[kMergeWays];
     std::int64_t other[kMergeWays];
     RLK_UNROLL
-    for (int w = 0; w < kMergeWays; ++w) {  // no branches: all loads are in flight together
+    // this loop has no branches, so that all of its loads are in flight together
+    for (int w = 0; w < kMergeWays; ++w) {
       const std::int64_t probe = std::int64_t{group + w} * run + before[w] + step - 1;
       exists[w] = group + w != own && before[w] + step <= run && probe < num;
       other[w] = key(from[exists[w] ? probe : at]);

@@ -1,8 +1,8 @@
-// optimal_token_baseline on a GPU, for every vendor. W of a token is the sum of the weights up to and including it. G
-// is the sum of the rewards from it on. In the first step one block per sequence scans W from the first chunk on and G
-// from the last chunk back. In the second step the blocks of a group process its positions, one thread per position.
-// The first step leaves W of every token, and the number of tokens that count in each sequence, in a workspace for the
-// second step.
+// optimal_token_baseline on a GPU, for every vendor. W of a token is the sum of the weights up to and including this
+// token. G of a token is the sum of the rewards from this token on. In the first step one block per sequence scans W
+// from the first chunk on and G from the last chunk back. In the second step the blocks of a group process its
+// positions, one thread per position. The first step leaves W of every token, and the number of unmasked tokens of each
+// sequence, in a workspace for the second step.
 #pragma once
 
 #include "kernels/advantages/optimal_baseline_token.h"
@@ -11,8 +11,8 @@
 namespace rlk {
 
 struct BaselineWorkspace {
-  float* weights;        // [slots]: W of each token, or kNoWeight if the token does not count
-  std::int64_t* counts;  // [num_sequences]: number of tokens that count
+  float* weights;        // [slots]: W of each token, or kNoWeight if the token is masked
+  std::int64_t* counts;  // [num_sequences]: number of unmasked tokens
   std::int64_t bytes;
 
   BaselineWorkspace(const Sequences& q, void* memory) {

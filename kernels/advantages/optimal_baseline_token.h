@@ -40,7 +40,7 @@ RLK_HD F weighted_by(F w, F importance) {
   return mul_rn(w, mul_rn(importance, importance));
 }
 
-// Marks a token that does not count, in the array of sums W. A sum W is never negative.
+// Marks a masked token in the array of sums W. A sum W is never negative.
 constexpr float kNoWeight = -1.0f;
 
 // The sequences of a group.

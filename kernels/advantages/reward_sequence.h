@@ -73,8 +73,8 @@ class RewardSequence {
     return x;
   }
 
-  // Returns which of this lane's tokens in a chunk count and lie within [begin, end). Bit k stands for position chunk *
-  // kChunk + k * kLanes + lane.
+  // Returns which of this lane's tokens in a chunk are unmasked and lie within [begin, end). Bit k stands for position
+  // chunk * kChunk + k * kLanes + lane.
   RLK_DEVICE std::uint32_t counted_of(std::int64_t chunk, std::int64_t begin, std::int64_t end) const {
     std::uint32_t found = 0;
     with_flag_bytes(flags_, [&](auto bytes) {
@@ -146,8 +146,8 @@ class RewardSequence {
     return true;
   }
   // Adds the spans [first, after) at once, one lane per span. This requires that no spans overlap, as with the turns of
-  // a dialogue. It also requires that the token to which a span's reward goes (the last or the first one) counts. Each
-  // span then changes a different token. If any span does not meet these conditions, the function adds none of the
+  // a dialogue. It also requires that the token to which a span's reward goes (the last or the first one) is unmasked.
+  // Each span then changes a different token. If any span does not meet these conditions, the function adds none of the
   // spans and returns false.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;

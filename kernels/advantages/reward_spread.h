@@ -248,7 +248,7 @@ class RewardSpread {
       write_plain(at, run);
     }
   }
-  // A run of positions that ends at `end`. All tokens of a run that count get the same value. The positions are either
+  // A run of positions that ends at `end`. All unmasked tokens of a run get the same value. The positions are either
   // those of the turn `span` (a span that overlaps no other), or those between the previous turn and this turn.
   struct Run {
     int span, end;
@@ -276,8 +276,8 @@ class RewardSpread {
     if (p.costs != nullptr) Gpu::store_vec4(in_global(p.costs) + to, Vec4{});
     if (p.combined != nullptr) Gpu::store_vec4(in_global(p.combined) + to, of_counted(run.combined));
   }
-  // Writes four positions, whatever spans they belong to. i is the first turn that ends after the first position; if
-  // spans overlap, i is the first span.
+  // Writes four positions, which may belong to different spans. i is the first turn that ends after the first position;
+  // if spans overlap, i is the first span.
   RLK_DEVICE void write_vec4(int at, bool is_last, int i) const {
     const ScatterRewardsParams& p = this->p();
     const std::uint32_t counted = mask_.counted_of(at);
@@ -351,16 +351,15 @@ class RewardSpread {
   // count_: number of loaded spans.
   int first_span_ = 0, num_spans_ = 0, count_ = 0;
   bool are_turns_ = true;
-  int num_tokens_ = 0, last_ = kNowhere;  // number of tokens that count in the sequence; position of the last such
-                                          // token
+  int num_tokens_ = 0, last_ = kNowhere;  // number of unmasked tokens of the sequence; position of the last of them
 };
 
 // The grid ends with blocks that clear packed tokens outside every sequence. `rest` is this block's index among these
 // blocks.
 template <class Gpu>
 RLK_DEVICE void clear_spread_rest(const ScatterRewardsParams& p, std::int64_t rest) {
-  // There is one call per array. In a loop over the arrays, HIP's compiler would no longer know that they are not in
-  // shared memory.
+  // Each array has its own call here. In a loop over the arrays, HIP's compiler would no longer know that they are not
+  // in shared memory.
   const std::int64_t parts = rest_blocks(p.sequences);
   clear_rest(p.sequences, p.to_tokens, rest, parts, Gpu::thread(), kTokenThreads);
   clear_rest(p.sequences, p.costs, rest, parts, Gpu::thread(), kTokenThreads);

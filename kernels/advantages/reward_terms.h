@@ -48,15 +48,15 @@ RLK_HD F combined_reward(const RewardSpec& s, F reward, F cost, float lagrange) 
 RLK_HD float given_reward(const ScatterRewardsParams& p, std::int64_t s) {
   return p.rewards.data == nullptr ? 0.0f : in_global(p.rewards.data)[s * p.rewards.sequence_stride];
 }
-// The reward of a sequence with n tokens that count.
+// The reward of a sequence with n unmasked tokens.
 RLK_HD float sequence_reward(const RewardSpec& spec, float given, std::int64_t n) {
   const float penalised = sub_rn(given, mul_rn(spec.length_penalty, static_cast<float>(n)));
   const float left = static_cast<float>(spec.overlong_begin - n), buffer = static_cast<float>(spec.overlong_buffer);
   return add_rn(penalised, min_of(mul_rn(div_rn(left, buffer), spec.overlong_penalty), 0.0f));
 }
 
-// A tile has two results: the number of its tokens that count, and the place of the last such token. Places are counted
-// from 1 at the preceding multiple of 2^kWindow. A maximum over the tile's tokens finds the last place.
+// A tile has two results: the number of its unmasked tokens, and the place of the last of them. A token's place is its
+// position minus the preceding multiple of 2^kWindow, plus one. A maximum over the tile's tokens finds the last place.
 constexpr int kWindow = 13;
 
 enum RewardInput : int { kRewardOfToken, kRewardLogprob, kRewardRefLogprob, kRewardInputs };

@@ -16,7 +16,7 @@ bool are_blank(const ScatterRewardsParams& p, int tile) {
   return bytes && p.token_rewards.data == nullptr && p.spec.kl == KlEstimator::kNone && tile != kWaveTile<Gpu>;
 }
 
-// `count` is the number of a tile's tokens that count. `after` is the index of the last such token, plus one.
+// `count` is the number of a tile's unmasked tokens. `after` is the index of the last of them, plus one.
 struct CountedTokens {
   std::uint32_t count = 0, after = 0;
 
@@ -55,7 +55,7 @@ struct VectorRun {
   }
 };
 
-// Counts the flags that this thread reads out of an array of `count` flags.
+// Counts this thread's part of an array of `count` flags.
 template <class Gpu>
 RLK_DEVICE CountedTokens counted_tokens(const std::uint8_t* flags, int count) {
   CountedTokens found;
@@ -82,7 +82,7 @@ RLK_DEVICE void fill_with_zeros(float* to, int count) {
   const int tail = run.head + kVec4 * run.vectors + thread;
   if (tail < count) to[tail] = 0.0f;
 }
-// flags: null if every token counts.
+// flags: null if no token is masked.
 template <class Gpu>
 RLK_DEVICE void fill_where(const std::uint8_t* flags, float value, float* to, int count) {
   if (value == 0.0f) return fill_with_zeros<Gpu>(to, count);

@@ -243,9 +243,9 @@ class AttentionForward {
     }
   }
 
-  // Turns scores into weights, which are probabilities not yet rounded, in shared memory. A weight is nothing() if the
-  // row does not see the key, or if the score is -Inf. Returns whether any weight is nothing() for a key between the
-  // scene's first key and the block's last key.
+  // Turns scores into weights in shared memory. The weights are probabilities that are not yet rounded. A weight is
+  // nothing() if the row does not see the key, or if the score is -Inf. Returns whether any weight is nothing() for a
+  // key between the scene's first key and the block's last key.
   template <Exp kExp>
   RLK_DEVICE bool probabilities(float (&scores)[kOfThread][kScores], int block) {
     bool holes = false;

@@ -7,8 +7,8 @@
 
 namespace rlk {
 
-// Returns the same pointer, and tells HIP's compiler that the pointer does not point into LDS. The compiler would drop
-// a plain cast to global memory and back.
+// Returns the same pointer, and tells HIP's compiler that the pointer does not point into LDS. A plain cast to global
+// memory and back would not tell it, because the compiler drops such a cast.
 template <class T>
 RLK_HD T* in_memory(T* p) {
 #if defined(__HIP_DEVICE_COMPILE__)

@@ -13,7 +13,8 @@ namespace rlk {
 template <class Params>
 constexpr bool kMayBeAny =
     std::is_same_v<Params, AttentionInput> || std::is_same_v<Params, AttentionTree<AttentionInput>>;
-// Whether the sequences of a call may share pages. The sequences of a backward call and of a call with a tree do not.
+// Whether the sequences of a call may share pages. The sequences of a backward call, or of a call with a tree, never
+// share pages.
 template <class Params>
 constexpr bool kMayShare =
     kMayBeAny<Params> || std::is_same_v<Params, AttentionParams> || std::is_same_v<Params, AttentionPartialsParams>;
@@ -28,7 +29,7 @@ struct AttentionSpan {
   std::int64_t sequence;
   std::int64_t q_first, num_queries;
   std::int64_t k_first, num_keys;
-  std::int64_t window;  // most keys that a query sees; larger than num_keys if there is no window
+  std::int64_t window;  // largest number of keys that a query sees; larger than num_keys if there is no window
   // group: index of the group of sequences that share a prefix; prefix: number of keys in the prefix
   std::int64_t group = 0, prefix = 0;
   // range of keys in the splits that a call for partials computes, clamped to the arrays

@@ -99,7 +99,8 @@ RLK_HD KlTerm<F> limited_kl(KlTerm<F> k, float limit, bool straight_through) {
 enum KlInput : int { kKlLogprob, kKlRefLogprob, kKlWeight, kKlGradient, kKlInputs };
 enum KlOutput : int { kKlValue, kKlOfLogprob, kKlOfWeight, kKlOutputs };
 
-// A pass over tokens without sums. The pass computes K, or the gradients of K if an incoming gradient is given.
+// The pass of kl over tokens, which has no sums. The pass computes K, or the gradients of K if an incoming gradient is
+// given.
 struct KlTokenTerms : EverySum {
   static constexpr int kInputs = kKlInputs, kOutputs = kKlOutputs, kSums = 0;
   static constexpr bool kMayBePacked = false;

@@ -1,8 +1,8 @@
 // How a pack call's bytes are split among a GPU's threads, and the copy itself, for CUDA and HIP.
 //
-// Blocks are assigned to padded rows, because the host knows their number. A block finds its row by a division, and the
-// row's place in the packed array by two offsets, without a search. Tokens of a row past its sequence's end are not
-// copied. Further blocks fill the packed array after the last sequence.
+// Blocks are assigned to padded rows, because the host knows their number. A block finds its row by a division. Two
+// offsets then give the row's place in the packed array, without a search. Tokens of a row past its sequence's end are
+// not copied. Further blocks fill the packed array after the last sequence.
 //
 // If a row's tokens are contiguous in both arrays, the row is a run of bytes (kernels/packing/byte_copy.h). If the
 // tokens are not contiguous, a token's bytes are copied in units of 1, 2, 4, 8 or 16 bytes. The unit is the largest of

@@ -69,7 +69,7 @@ constexpr bool kIsNull = false;
 template <>
 inline constexpr bool kIsNull<const decltype(nullptr)> = true;
 
-// Whether two arrays have the same row offsets. The halves of packed rows do.
+// Whether two arrays have the same row offsets, as the halves of packed rows have.
 RLK_HD bool same_rows(const RowLayout& a, const RowLayout& b) {
   return a.inner == b.inner && a.inner_stride == b.inner_stride && a.outer_stride == b.outer_stride;
 }

@@ -30,8 +30,8 @@ inline void check_rope(const RopeParams& p) {
     RLK_CHECK(heads->num_heads == 0 || (heads->x && heads->y), "rope: arrays of heads are given");
   }
   const bool needs_angles = p.rotary_dim > 0 && p.q.num_heads + p.k.num_heads > 0;
-  const bool empty_tables = p.position_ids != nullptr && p.max_position == 0;  // every id is bad; cos and sin are not
-                                                                               // read
+  // every position id is out of range, so cos and sin are not read
+  const bool empty_tables = p.position_ids != nullptr && p.max_position == 0;
   RLK_CHECK(!needs_angles || empty_tables || (p.cos.data && p.sin.data), "rope: cos and sin are given");
 }
 

@@ -239,8 +239,7 @@ class RowOfMerge : RowSelection<Team, NoLogits, kExp, Columns::kListed> {
     if (team_.thread() == 0) *count = kept == p_.valid_vocab ? 0 : kept;
   }
 
-  // Selects the columns that a row keeps. They are among the ranks that the shards' payloads hold. The result is a mask
-  // and a list.
+  // Selects the columns that a row keeps, out of the columns in the shards' payloads. The result is a mask and a list.
   RLK_DEVICE void cut(const SampleRow& want, std::int64_t* count) {
     if (team_.thread() == 0) s_.listed = 0;
     team_.barrier();

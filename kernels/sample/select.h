@@ -1,6 +1,7 @@
 // Selects the columns of a row that sample keeps. Columns are ordered by rank (terms.h): by descending z, then by
 // ascending id. The result is the rank of the last kept column and the least mass that min_p keeps, or a mask if few
-// columns are kept. row.h defines a team.
+// columns are kept. Surviving columns are those that min_p keeps; before min_p cuts, all columns survive. row.h defines
+// a team.
 #pragma once
 
 #include "kernels/sample/row.h"

@@ -1,5 +1,5 @@
 // Passes over tokens on GPUs of every vendor. A lane computes four neighbouring positions, or one position. Six
-// shuffles add four sums up the tree over positions. The first two exchanges each halve the number of sums that a lane
+// shuffles add four sums by the tree over positions. The first two exchanges each halve the number of sums that a lane
 // holds, so each lane ends with one sum.
 //
 // token_tiles computes the sums of tiles of positions. One wave processes a tile, or a block processes a tile of 2^tile
@@ -27,7 +27,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// A token that counts is added as an integer, not as a mask. Integers stay in vector registers. Masks would need more
+// An unmasked token is counted by an integer, not by a mask. Integers stay in vector registers. Masks would need more
 // scalar registers than a wave on HIP has.
 template <>
 struct CountType<float> {
@@ -61,7 +61,7 @@ RLK_DEVICE std::int32_t& token_of(Vec4Mask& x, int i) { return x.v[i]; }
 
 template <class Mask>
 constexpr int kMaskCount = sizeof(Mask) == sizeof(bool) ? 1 : kVec4;
-// All ones if the token counts, else 0. On CUDA the code is inline assembly, so that the compiler does not see a
+// All ones if the element is not zero, else 0. On CUDA the code is inline assembly, so that the compiler does not see a
 // comparison. The compiler would keep the result of a comparison in a predicate register, and there are only seven such
 // registers.
 template <class T>
@@ -79,7 +79,7 @@ RLK_DEVICE std::int32_t ones_unless_zero(T x) {
 #endif
 }
 // Loads the mask of a lane's tokens. kWhole: all tokens exist, and the address is a multiple of 16 bytes or of the
-// tokens' total size. A token counts if its element has any of the bits `bits`.
+// tokens' total size. A token is unmasked if its element has any of the bits `bits`.
 template <class Mask, bool kWhole, class T>
 RLK_DEVICE Mask mask_of_elements(const T* from, int count, T bits) {
   Mask m;
@@ -382,7 +382,7 @@ struct WaveResults {
   float maximum[kMostTokenWaves][kTokenMaxima];
 };
 
-// A wave computes sequence_of_slot by a search in which each lane reads one offset per step.
+// A wave computes the function sequence_of_slot() by a search in which each lane reads one offset per step.
 template <class Gpu>
 RLK_DEVICE std::int64_t find_sequence(const Sequences& q, std::int64_t slot, int tile) {
   if (!q.packed()) return sequence_of_slot(q, slot, tile);

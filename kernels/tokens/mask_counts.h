@@ -1,6 +1,7 @@
 // A sequence's mask in a GPU's shared memory, for a block of kTokenThreads threads. The block loads one stretch of
-// kStretch positions at a time. Each position has a bit, and each word has the number of bits that are set before the
-// word. Two look-ups therefore give the number of tokens that count between any two positions.
+// kStretch positions at a time. Each position has a bit, which is set if the token is unmasked. Each word has the
+// number of bits that are set before the word. Two look-ups therefore give the number of unmasked tokens between any
+// two positions.
 #pragma once
 
 #include "kernels/advantages/reward_sequence.h"
@@ -36,7 +37,7 @@ RLK_DEVICE std::uint32_t bits_of_flags(const Vec4& flags) {
 }
 
 struct MaskShared {
-  std::uint32_t bits[kStretchWords];    // set for each position that counts
+  std::uint32_t bits[kStretchWords];    // set for each unmasked position
   std::uint32_t before[kStretchWords];  // number of set bits in earlier words
   std::uint32_t set[kMostTokenWaves];   // number of set bits in a wave's words
   std::int32_t last;                    // last bit that is set
@@ -61,9 +62,9 @@ class MaskStretch {
   }
 
   RLK_DEVICE int counted() const { return static_cast<int>(shared_->before[words()]); }
-  // The last position of the stretch that counts, as a position of the sequence. Valid only if a position counts.
+  // The last unmasked position of the stretch, as a position of the sequence. Valid only if there is one.
   RLK_DEVICE int last_counted() const { return begin + shared_->last - off_; }
-  // The number of tokens that count in this stretch before a position of the sequence.
+  // The number of unmasked tokens in this stretch before a position of the sequence.
   RLK_DEVICE std::uint32_t counted_before(int position) const {
     int at = position - begin;
     at = (at < 0 ? 0 : at < tokens ? at : tokens) + off_;

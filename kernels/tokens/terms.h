@@ -163,7 +163,7 @@ struct TokenContext {
   typename Batch::Shared* shared;    // [1]
 };
 
-// x if the token counts, else +0.
+// x if the mask is set, else +0.
 template <class F>
 RLK_HD F where(MaskOf<F> mask, F x) {
   return select(mask, x, broadcast<F>(0.0f));

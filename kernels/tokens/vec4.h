@@ -94,7 +94,7 @@ RLK_HD Vec4 exp_where(const Vec4Mask& mask, const Vec4& x) {
     return y;
   });
 }
-// x if the token counts, else +0. The selection takes one instruction, without a predicate.
+// x if the mask is set, else +0. The selection takes one instruction, without a predicate.
 RLK_HD Vec4 where(const Vec4Mask& mask, const Vec4& x) {
   return vec4_of<Vec4>([&](int i) { return float_of(bits_of(x.v[i]) & mask.v[i]); });
 }

@@ -12,7 +12,7 @@
 namespace rlk {
 
 struct PolicyTotals {
-  std::int64_t tokens, sequences;  // sequences: those with a token that counts
+  std::int64_t tokens, sequences;  // sequences: those with an unmasked token
 };
 
 template <class Params>

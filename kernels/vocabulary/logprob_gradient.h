@@ -49,7 +49,7 @@ RLK_DEVICE float transformed_gradient(float x, const LogprobInput& p, float inve
   return mul_rn(column_gradient<Probability>(z, r, is_target), fma_rn(-h, h, 1.0f));
 }
 
-// The target and the incoming gradients of a row. If the row is empty(), its logits are not read.
+// The target and the incoming gradients of a row. If the function empty() returns true, the row's logits are not read.
 struct RowGradient {
   std::int64_t target;
   float dlogprob, dlse, dentropy;

@@ -27,7 +27,8 @@ RLK_DEVICE void smooth_row(const Block& block, const LogprobParams& p, const Gro
   float* const nodes = block.nodes();
   const int of_part = grid.leaves > kTeamLeaves ? grid.leaves / kTeamLeaves : 1, all = grid.num_parts * of_part;
 #pragma unroll 1
-  for (int first = 0; first < all; first += kSmoothingTeams) {  // all teams run this loop together
+  // all teams run this loop equally often, because both teams of a wave shuffle together
+  for (int first = 0; first < all; first += kSmoothingTeams) {
     const int node = first + block.number(), part = node / of_part;
     const int leaf = node % of_part * kTeamLeaves + block.lane() / kNumChains;
     float sum = 0.0f;

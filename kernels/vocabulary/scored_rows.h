@@ -49,8 +49,7 @@ RLK_HD std::int64_t scored_to_offset(const ScoredRowsParams& p, std::int64_t i) 
   return i * p.to_stride * p.element_bytes;
 }
 
-// On a GPU a block has 2^kScoredLog2Threads threads. A thread copies kScoredUnits units of a row, whose loads are in
-// flight together.
+// On a GPU a block has 2^kScoredLog2Threads threads. A thread loads kScoredUnits units of a row before it stores them.
 constexpr int kScoredLog2Threads = 7, kScoredUnits = 4;
 
 // Whether the size of a row and the address of every row are multiples of 16 bytes.

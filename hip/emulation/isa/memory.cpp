@@ -275,7 +275,7 @@ Function lds_access(const std::string& name, Instruction& i) {
     return with_width(widths, rest.substr(rest.find('_') + 1), i, loads ? lds_load : lds_store);
   }
   if (!starts(name, "ds_") || starts(name, "ds_swizzle")) return nullptr;
-  std::string rest = name.substr(3);  // add_u32, add_rtn_u32
+  std::string rest = name.substr(3);  // for example add_u32 or add_rtn_u32
   i.returns = rest.find("_rtn") != std::string::npos;
   if (i.returns) rest.erase(rest.find("_rtn"), 4);
   i.bytes = ends(rest, "64") ? 8 : 4;

@@ -13,8 +13,8 @@ std::string setting(const char* name, const char* otherwise);
 
 enum class Severity { kFault, kNote };
 void write_report(Severity severity, const Wave* w, const Instruction* i, const std::string& what, u64 detail);
-bool said_before(const Instruction& i, const char* what);  // true if the report was written before; avoids building its
-                                                           // text again
+// returns true if the report was written before, so that its text need not be built again
+bool said_before(const Instruction& i, const char* what);
 
 inline void fault(const Wave& w, const Instruction& i, const char* what, u64 detail = 0) {
   if (!said_before(i, what)) write_report(Severity::kFault, &w, &i, what, detail);
