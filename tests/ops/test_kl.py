@@ -288,6 +288,20 @@ def test_constants_that_have_a_tangent_are_refused(name: str) -> None:
         torch.func.jvp(lambda x: rk.kl(**(b | {name: x}), estimator="k1"), (b[name],), (torch.ones(4, 21),))
 
 
+def test_the_backward_gives_no_derivative_in_a_mask() -> None:
+    """A tangent of the mask alone was an AttributeError, and its gradient was lost."""
+    a = tensors(arrays(4, 21))
+    mask = torch.ones(4, 21)
+
+    def back(given: Any) -> Any:
+        return rk.kl_backward(mask, a["logprob"], a["ref_logprob"], given, estimator="k2").d_logprob
+
+    with pytest.raises(ValueError, match=r"^mask: has a tangent, and kl_backward has no derivative in it"):
+        torch.func.jvp(back, (mask,), (mask,))
+    with pytest.raises(ValueError, match=r"^mask: requires a gradient, and kl_backward gives none"):
+        back(mask.clone().requires_grad_())
+
+
 def test_a_second_derivative_is_an_error() -> None:
     a = tensors(arrays(4, 21))
     x = a["logprob"].clone().requires_grad_()

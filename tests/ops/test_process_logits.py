@@ -255,3 +255,10 @@ def test_shards_are_columns_of_the_whole(device: str, rng: np.random.Generator) 
         rk.process_logits(x, **given, vocab_start=1)
     with pytest.raises(ValueError, match=r"vocab_size: expected an integer in \[1, 524288\], got 0"):
         rk.process_logits(x[:, :0], **given, vocab_size=0)
+
+
+def test_a_tangent_of_the_logits_is_refused() -> None:
+    """As a gradient is; the tangent was lost."""
+    z = torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"^logits: expected a tensor without gradient"):
+        torch.func.jvp(rk.process_logits, (z,), (z,))

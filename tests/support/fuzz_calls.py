@@ -83,6 +83,7 @@ except ImportError:  # then NumPy has no bfloat16
 RELATIONS = re.compile(
     "gradient|autograd|expected (shape|device|a torch.Tensor|an array of the framework|sequences of at most)"
     r"|at most \d+ \(the number of|a divisor of \d+ \(the number of|<= \d+ \(the length of sequence"
+    r"|of a vocabulary of \d+ columns"
 )
 # Other names that errors may use for an argument.
 ALSO = {

@@ -99,6 +99,7 @@ _BACKWARD: Operator = Operator(
         backward=_second_gradients,
         tangents=_second_tangents,
         asked=lambda arrays, how: True,
+        constants="",
     ),
     leads=1,
 )

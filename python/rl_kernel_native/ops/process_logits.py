@@ -97,8 +97,11 @@ def process_logits(
     found = penalties_of(repetition_penalty, presence_penalty, frequency_penalty, history, logit_bias)
     penalties = NO_EDITS if found is None else found
     given: Any = logits
-    if _dispatch.is_tensor(given) and given.requires_grad:
-        raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")
+    if _dispatch.is_tensor(given):
+        from .._torch import lost_derivative
+
+        if given.requires_grad or lost_derivative(given) is not None:
+            raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")
     start = _check.integer64("vocab_start", vocab_start)
     size = None if vocab_size is None else _check.integer64("vocab_size", vocab_size)
     z: ArrayT = processed(logits, penalties, order, start, size)[0]
