@@ -211,7 +211,7 @@ RLK_FUNCTION(logprob_partial, (logits, target), nb::tuple numbers, nb::handle ex
       .run(rlk::logprob, &p, logprob_workspace_bytes);
 }
 
-// stats is [num_shards, ..., 5]. valid_vocab counts columns of the whole vocabulary; only label smoothing reads it.
+// `stats` is [num_shards, ..., 5]. valid_vocab counts columns of the whole vocabulary; only label smoothing reads it.
 RLK_FUNCTION(logprob_merge, (stats, temperature), int returns, double label_smoothing, std::int64_t valid_vocab) {
   const Array& s = frame->read(stats, "stats", kFloat32);
   require_shape(s->ndim >= 2 && s->shape[s->ndim - 1] == kStatsFields && s->is_contiguous(), s,

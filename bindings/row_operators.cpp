@@ -183,7 +183,7 @@ RLK_FUNCTION(rms_norm_backward, (dy, h, weight, eps, rstd, d_new_residual, weigh
   return results.run(rlk::rms_norm_backward, &p, rms_norm_backward_workspace_bytes, p.main_grad != nullptr);
 }
 
-// gate and up in two arrays, or in one array whose last dimension holds gate, then up.
+// The operands `gate` and `up`, in two arrays or in one array. The last dimension of one array holds `gate`, then `up`.
 struct GateAndUp {
   RowsArgument first;
   std::optional<RowsArgument> second;

@@ -20,7 +20,7 @@ std::int64_t read_vocab_size(nb::handle given) {
   return size;
 }
 
-// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. vocab_size is None, or the
+// Checks logits [num_rows, vocab_size], and sets their address, sizes and strides in `p`. `vocab_size` is None, or the
 // size of the vocabulary to which these columns belong.
 template <class Params>
 const Array& read_logits(Frame* frame, nb::handle given, Params* p, nb::handle vocab_size = nb::none(),

@@ -274,7 +274,7 @@ void read_rewards_of_spans(Frame* frame, nb::handle spans_given, nb::handle offs
   p->span_rewards = rewards.floats();
 }
 
-// Returns (rewards, costs or None, combined or None, lengths). lagrange is None, a number, or one element on the
+// Returns (rewards, costs or None, combined or None, lengths). `lagrange` is None, a number, or one element on the
 // device.
 RLK_FUNCTION(scatter_rewards, (mask, rewards, token_rewards, spans, span_offsets, span_rewards, logprob, ref_logprob,
                                cost, cu_seqlens, lagrange, spec)) {

@@ -21,12 +21,12 @@ class AttentionMma {
   // The tiles have at most `rows` rows.
   AttentionMma(LinearUnit unit, std::int64_t rows);
 
-  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. q is [rows, columns]. The keys lie transposed: [head_dim,
+  // scores[i][j] = q[i] . k[j] from +0, for j below `keys`. `q` is [rows, columns]. The keys lie transposed: [head_dim,
   // kTileKeys].
   void multiply(const float* q, int rows, std::int64_t columns, const float* transposed, std::int64_t head_dim,
                 int keys, float* scores);
-  // Adds weights[i] . v to sums[i] over the block's keys; v is [keys, columns] and sums [rows, columns]. A key that a
-  // row does not see, or whose weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
+  // Adds weights[i] . v to sums[i] over the block's keys; `v` is [keys, columns], and `sums` is [rows, columns]. A key
+  // that a row does not see, or whose weight is kNothing, has the weight +0. A row that sees no key keeps its sums.
   void accumulate(const float* weights, const AttentionColumns* sees, int rows, int keys, const float* v,
                   std::int64_t columns, float* sums);
   // accumulate() with the fewest steps that a GPU's backward may take. If v holds Inf or NaN, a row takes only the

@@ -124,7 +124,7 @@ class BlockSums {
   Eight groups_[kTileKeys / kAttentionGroup] = {};
 };
 
-// p may be anything in columns that the row does not see; these columns get kNothing.
+// `p` may be anything in columns that the row does not see; these columns get kNothing.
 template <class T>
 RLK_HD bool store_weights(float* to, Mask contributes, Mask in, Floats p) {
   const Floats nothing = float_of(splat(kNothing));

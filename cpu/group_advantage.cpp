@@ -43,7 +43,7 @@ struct Groups {
   std::int64_t count() const { return static_cast<std::int64_t>(starts.size()) - 1; }
 };
 
-// Statistics of a group of `num` members. index(member) gives the member's sequence.
+// Statistics of a group of `num` members. The function index(member) gives the member's sequence.
 template <class Index>
 GroupStatistics statistics_of(const GroupAdvantageParams& p, std::int64_t num, const Index& index,
                               const BatchStatistics& batch, std::int32_t* nonzero) {

@@ -82,7 +82,7 @@ struct Gfx942Mma {
   }
 };
 
-// Replaces the sums of the marked lanes by the model's results. b is one column block of the panel.
+// Replaces the sums of the marked lanes by the model's results. `b` is one column block of the panel.
 template <class Unit>
 __attribute__((noinline)) void group_by_model(Floats* sum, unsigned lanes, const float* a, const float* b,
                                               DType dtype) {

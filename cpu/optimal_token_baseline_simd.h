@@ -12,8 +12,8 @@ namespace rlk::cpu {
 struct OptimalTokenBaselineLanes {
   // counted[i] = -1 if token `at` + i counts, else 0; whole vectors are written.
   void (*mask)(const TokenMask& mask, std::int64_t at, int count, std::int32_t* counted);
-  // w[i] of `count` tokens, 0 where a token does not count. importance is [count] with stride 1, one value with stride
-  // 0, or null.
+  // w[i] of `count` tokens, 0 where a token does not count. `importance` is [count] with stride 1, one value with
+  // stride 0, or null.
   void (*weights)(const float* logprob, const float* sum_p_sq, const float* importance, std::int64_t stride,
                   const std::int32_t* counted, int count, float* w);
   // W = before + x, or kNoWeight where a token does not count.

@@ -7,7 +7,7 @@
 
 namespace rlk::cpu {
 
-// spans is [num_spans, 2]; sequence s has spans [span_offsets[s], span_offsets[s + 1]). length_of(s) gives the length
+// `spans` is [num_spans, 2]; sequence s has spans [span_offsets[s], span_offsets[s + 1]). length_of(s) gives the length
 //   of sequence s.
 template <class LengthOf>
 void check_spans(const Offsets& spans, const Offsets& span_offsets, std::int64_t num_spans, std::int64_t num_sequences,

@@ -95,7 +95,7 @@
 //   delta = sum over d of dout * out: eight chains r = d % 8 of fma from +0, added in the order of l's chains. With
 //           dlse, delta becomes fl(delta - dlse)
 //   p_ij  = portable: 2^min(t, 127), 0 where t < -126; hardware: ex2(t), which is +Inf from t = 128 on;
-//           t = fma(s_ij, c, -fl(lse_i * log2e)). The exponential is that of p_j in ops/logprob.h, in the same mode
+//           t = fma(s_ij, c, -fl(lse_i * log2e)). The exponential is that of p_j in ops/logprob.h, in the mode `exp`
 //   dp_ij = dout_i . v_j: one chain over d ascending from +0
 //   ds_ij = round(fl(p_ij * fl(dp_ij - delta_i))), under a softcap
 //           round(fl(fl(p_ij * fl(dp_ij - delta_i)) * fma(-h_ij, h_ij, 1)))

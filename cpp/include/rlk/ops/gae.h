@@ -35,10 +35,10 @@
 // So trailing padding changes no result, and padded and packed sequences have the same bits. A sequence has the same
 // bits in any batch, at any position and stride, and on every backend. Every NaN output is the canonical NaN. A NaN or
 // an infinity at a token that counts affects its own sequence alone, at this token and at earlier tokens. An empty or
-// wholly masked sequence gives finite values: returns of gae and vtrace are the bootstrap, and all other outputs are 0.
-// The call enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor synchronises. With bad
-// offsets (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU the outputs of invalid
-// sequences are NaN: sequences with a bad offset, and the sequences before and after them.
+// wholly masked sequence gives finite values: the output `returns` of `gae` and `vtrace` is the bootstrap, and all
+// other outputs are 0. The call enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor
+// synchronises. With bad offsets (docs/tokens.md) the CPU throws InvalidArgument before it writes anything. On a GPU
+// the outputs of invalid sequences are NaN: sequences with a bad offset, and the sequences before and after them.
 #pragma once
 
 #include <cstdint>

@@ -4,7 +4,7 @@
 // The logits of row i follow ops/linear.h, rounded once to logits_dtype (rule 8):
 //   x[i, j] = round(fl(dot_k(hidden[i, k], weight[j, k]) + bias[j]))
 // ops/logprob.h defines everything else for a row of these logits: statistics, lse, logprob, entropy, sum_p_sq, status,
-// and the stats form of a shard. So the outputs equal, bit for bit, those of logprob(linear(hidden, weight)), for any
+// and the statistics of a shard. So the outputs equal, bit for bit, those of logprob(linear(hidden, weight)), for any
 // number of rows, any shards of the vocabulary and any size of the workspace. With LoRA the weight is
 // weight + lora_scale * lora_b lora_a, but this sum is never formed:
 //   u[i, r] = round(fl(lora_scale * fl(dot_k(hidden[i, k], lora_a[r, k]))))      rule 1; one fp32 product; rounded

@@ -28,8 +28,9 @@ struct LinearSampleParams {
   // The product that makes the logits: x [num_rows, in_features] with one stride, weight, bias, arithmetic. y, its
   // layout and start are null; k_segments is 1; out_features is in [1, kSampleVocab].
   LinearParams product;
-  // The draw: temperature, min_p, top_k, greedy, the keys, random_stream, exp, valid_vocab; ids, status, logprob and
-  // raw_logprob. `product` gives the logits, their sizes and dtype, and the workspace. All other fields are unset.
+  // The draw: temperature, min_p, top_k, greedy, the keys (seed, sample_id, position), random_stream, exp, valid_vocab;
+  // ids, status, logprob and raw_logprob. `product` gives the logits, their sizes and dtype, and the workspace. All
+  // other fields are unset.
   SampleParams draw;
   void* workspace = nullptr;  // workspace_bytes bytes, 256-byte aligned
   std::int64_t workspace_bytes = 0;

@@ -14,7 +14,7 @@
 //   sum_p_sq = fl(Q / fl(S * S))                                                 sum_j p_j^2
 // Backward, from dlogprob, dlse, dentropy (null means 0) and the saved lse and entropy:
 //   k = fl(logit_scale / T);  u = fl(lse * log2e);  t_j = fma(z_j, c, -u)        log2 p_j
-//   p_j = 2^min(t_j, 127), 0 where t_j < -126                                    the mode's exponential
+//   p_j = 2^min(t_j, 127), 0 where t_j < -126                                    exponential of the mode `exp`
 //   a = fl(fma(-dentropy, entropy, dlse) * k);  b = fl(fl(-dentropy * ln2) * k);  g = fl(dlogprob * k)
 //   w_j = fma(b, max(t_j, -127), fl(a - g))
 //   dz_j = fma(p_j, w_j, 0)                                                      j != y
@@ -23,7 +23,7 @@
 // Label smoothing by e = label_smoothing over n = valid_vocab columns; e = 0 means none. Kept sets, entropy and
 // sum_p_sq are not allowed with it:
 //   Z = sum of the z_j of all valid columns, +-Inf included, by rule 5's chains, leaves, parts and tree from +0. A
-//       missing column is +0. The stats form stores Z in place of Q.
+//       missing column is +0. The statistics of a shard (`stats`) hold Z in place of Q.
 //   logprob = fma(e, min(0, fl(fl(fl(Z / n) / T) - lse)), fl(fl(1 - e) * logprob)), NaN where either operand is NaN.
 //   a = fl(fma(-e, dlogprob, dlse) * k);  g = fl(fl(fl(1 - e) * dlogprob) * k);  d = fl(fl(fl(e * dlogprob) * k) / n)
 //   dz_j and dz_y get the further addend d where d is not 0: dz_j = fma(p_j, w_j, d), and for the target
@@ -45,7 +45,7 @@
 
 namespace rlk {
 
-// The exponential of softmax statistics (rule 3).
+// The mode: the exponential that softmax statistics use (rule 3).
 enum class Exp : std::uint8_t { kPortable, kHardware };
 
 // Bits of status[i]. logprob is NaN where a bit other than kLabelMasked is set.

@@ -36,7 +36,7 @@
 // itself, its sum or its mean over the sequence. The selected value is limited to +-importance_limit, and e is its
 // exponential.
 // w = min(max(e, low), high). With importance_mask w = e in [low, high] and 0 outside. With kGiven, w is the value of
-// `importance`. With gate, w = 0 for a sequence whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l
+// `importance`. With `gate`, w = 0 for a sequence whose exp(sum(d) / n) is not in [gate_low, gate_high]. P, P_x, P_l
 // become P * w, P_x * w, P_l * w; kGamma and kGeometricClip use w in their formulas above instead. Where the gate, or
 // the drop below, sets a term to 0, the result is 0, even if the term is NaN. With rollout_neutral, each difference to
 // m is +0 where m is NaN, in d and in the drop. The token's weight is then 1, limited by its bounds.
@@ -58,9 +58,9 @@
 // becomes fl(u v). In the sums of a sequence's shared gradient (see Gradient), A becomes fl(u fl(A w)). The K that
 // kl_times_ratio passes to other tokens becomes fl(u K). kGeometricClip takes no token_weight. D and n still count
 // every token.
-// Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
-// sequence_mean. q is 0 where D or n is 0, and NaN where D is negative, subnormal, infinite or NaN. D is the
-// denominator if given, else the number of tokens, of sequences, or of sequences that have a token. A product with a
+// Weight of a sequence's tokens: q = scale / D, divided by `horizon` if `horizon` is not 0, and divided by n with
+// sequence_mean. q is 0 where D or n is 0, and NaN where D is negative, subnormal, infinite or NaN. D is `denominator`
+// if the caller gives one, else the number of tokens, of sequences, or of sequences that have a token. A product with a
 // weight of 0 is 0, even if the other factor is infinite or NaN.
 // Gradient: d_logprob = weight fma(kl_coef, K_l, P_x + P_l). If the ratio is a sequence's and straight_through is not
 // set, all tokens of the sequence share one P_x: sum(w P_x), or sum(w P_x) / n for kGeometric. It is computed from two

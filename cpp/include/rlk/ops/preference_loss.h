@@ -48,7 +48,7 @@
 //              side's weight. losses holds the losses of chosen answers, then of rejected answers
 //   loss     = L; with aligned: weight = exp(fl(A_w + A_l)), A = fl(aligned / n) or aligned without counts,
 //              loss = L * weight; with nll_weight: loss = fl(loss - fl(nll_weight N)), N = fl(policy_w / n) or policy_w
-//   d_policy = g * h; with aligned it is multiplied by weight. With nll_weight, d_policy of the chosen side then
+//   d_policy = g * h; with `aligned` it is multiplied by `weight`. With nll_weight, d_policy of the chosen side then
 //   becomes fl(d_policy - fl(nll_weight / n))
 // Sorted losses (optimal transport) sort two arrays in ascending order, equal values by index, NaN last. For kAot these
 // are fl(policy_w - policy_l) and fl(ref_w - ref_l); for kAotUnpaired they are fl(policy - ref) of each side. Loss k is

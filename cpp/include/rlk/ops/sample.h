@@ -1,13 +1,14 @@
-// THE CONTRACT of `sample`: one token drawn from each row of logits, its log-probability, and the kept set that
-// truncation left. It is also the contract of `process_logits`, which runs before `sample` and gives logits after bias
-// and penalties, in fp32. Rule numbers refer to docs/numerics.md. An integer or float parameter of the rows is a single
-// number, or an array on the device, so a call never waits for the host.
+// THE CONTRACT of `sample`: one token drawn from each row of logits, its log-probability, and the kept set: the columns
+// that truncation left. It is also the contract of `process_logits`, which runs before `sample` and gives logits after
+// bias and penalties, in fp32. Rule numbers refer to docs/numerics.md. An integer or float parameter of the rows is a
+// single number, or an array on the device, so a call never waits for the host.
 //
 // Row i has columns j in [0, valid_vocab), z_j = logits[i, j] in fp32 and T = temperature. Without `allowed` every
 // column is present; otherwise a column is present if `allowed` has its bit. c = fl(log2e / T), and m is the m of rule
 // 4 for the largest z of all present columns.
 //   e_j = 2^(c z_j - m) by rule 4 and the exponential `exp`, with the ROW's m; 0 where z_j = -Inf
-//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows.
+//   w_j = floor(2^44 e_j), an unsigned integer of 64 bits. vocab_size is at most 2^19, so no sum of w_j overflows. The
+//         mass of some columns is the sum of their w_j
 // Columns are ranked by z, descending, then by id, ascending; +0 and -0 are equal. T is positive, so it changes no
 // rank.
 // Truncation has three steps, which are exact in integers, with top_p and min_p at their fp32 value. w_max is the w of
@@ -20,8 +21,8 @@
 //   kHf    : top_k, top_p, min_p; total = the mass that top_k left
 //   kSglang: all three on the whole row. A column is kept if each step keeps it; total = the mass of all present
 //            columns.
-// The statistics of the kept columns follow rules 4 and 5. So (m, S) of every node and of the root are the same as in
-// logprob(kept=...), and
+// The statistics (m, S) of the kept columns and their tree follow rules 4 and 5. So every node of the tree, and its
+// root, have the same statistics as in logprob(kept=...), and
 //   logprob     = logprob's formula on that root: the same bits as logprob with `kept` (ops/logprob.h)
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
 // The draw descends the tree of these nodes. With r = word w of the token in random_stream (ops/random_bits.h), the
@@ -34,14 +35,14 @@
 //   6         takes the chain's first kept column whose prefix sum P, this column included, has
 //             r * P_last < 2^32 * P.
 // The n best columns (n_logprobs is n) are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id
-// ascending. Their log-probabilities follow logprob's formula, with the same root.
+// ascending. Their log-probabilities follow logprob's formula, with the statistics at the root of the same tree.
 //   top_ids, top_logprobs         : z'_j = z_j where j is kept, else -Inf; logprob's root and T
 //   raw_top_ids, raw_top_logprobs : z'_j = z_j of the raw logits; raw_logprob's root, T = 1.
 // A column that is not kept has log-probability -Inf. Such columns come after all kept columns of finite z, in order of
 // their ids. Any other log-probability has the bits that logprob (ops/logprob.h) gives for the id and the kept set, or
 // for the raw logits. Where the row's logprob (or raw_logprob) is NaN, ids are -1 and log-probabilities NaN.
 // Greedy rows take the column that ranks first. Their logprob is at temperature 1, over the present columns. For these
-// rows T, top_k, top_p, min_p and the keys are not read.
+// rows T, top_k, top_p, min_p and the keys of the draw (seed, sample_id, position) are not read.
 //
 // Kept sets are stored in CSR form, with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill
 // kept_ids in their order until a row does not fit into kept_capacity. From that row on, every row whose count is not 0
@@ -90,7 +91,7 @@
 //         key (0, 0); floats enter by their bits; a greedy row enters with T = 1, top_p = 1, min_p = 0 and its keys.
 // The payload of a row has words of 32 bits; floats are stored by their bits, every NaN canonical. Unknown values are
 // 0, unknown ids -1, unknown z and m -Inf:
-//   0: first part + 16 * parts + 256 * (1 if raw words are there) + 512 * tag, as 32 bits
+//   0: first part + 16 * parts + 256 * (1 if there are words about the raw logits) + 512 * tag, as 32 bits
 //   1, 2: vocab_size, valid_vocab
 //   3: row_status and sample's statuses of parameters     4: top_k of a row that is cut, 0 of a row that is not cut, -1
 //      of a greedy row

@@ -1,6 +1,7 @@
-// THE CONTRACT of `scatter_rewards`: makes one reward per token from rewards of sequences, spans and tokens. gae and
-// discounted_returns take the result. The operator can also place one cost per sequence in the same way. Rule numbers
-// refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show.
+// THE CONTRACT of `scatter_rewards`: makes one reward per token from rewards of sequences, spans and tokens. The
+// operators `gae` and `discounted_returns` take the result. The operator can also place one cost per sequence in the
+// same way. Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they
+// show.
 //
 // rlk/tokens.h defines slots and sequences. n is the number of a sequence's tokens that count, and `last` is the last
 // of these tokens.

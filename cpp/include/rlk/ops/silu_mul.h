@@ -2,7 +2,7 @@
 // Rule numbers refer to docs/numerics.md. Formulas are in fp32, with the roundings and the order that they show;
 // sigmoid, erf, tanh and exp are defined in docs/math.md.
 //
-// For an element g of gate and u of up:
+// For an element g of `gate` and an element u of `up`:
 //   m = -88 where g < -88, else g
 //   silu     : s = sigmoid(g)
 //              a = fl(m * s)
@@ -42,8 +42,8 @@ constexpr float kGateLimit = 88.0f;
 
 enum class Activation : std::uint8_t { kSilu, kGelu, kGeluTanh };
 
-// Matrices may have any row layout; columns are contiguous. A packed matrix [num_rows, 2 * columns] holds gate in the
-// first `columns` columns and up in the rest. An output may be an input of the same layout (in place).
+// Matrices may have any row layout; columns are contiguous. A packed matrix [num_rows, 2 * columns] holds `gate` in the
+// first `columns` columns and `up` in the rest. An output may be an input of the same layout (in place).
 struct GatedMulParams {
   const void* gate = nullptr;  // [num_rows, columns], dtype
   const void* up = nullptr;    // [num_rows, columns], dtype

@@ -13,11 +13,11 @@
 //           operands half of the gradient.
 //   c = Inf: no clip; o is not read
 //   With token_weight u of each token, L and slope become fl(u x). D and n still count every token.
-// Weight of a sequence's tokens: q = scale / D, divided by horizon if horizon is not 0, and divided by n with
+// Weight of a sequence's tokens: q = scale / D, divided by `horizon` if `horizon` is not 0, and divided by n with
 // sequence_mean, where n is the number of the sequence's tokens that count. q is 0 where D or n is 0, and NaN where D
 // is negative, subnormal, infinite or NaN. A product with a weight of 0 is 0, even if the other factor is infinite or
-// NaN. D is the denominator if given, else the number of tokens, of sequences, or of sequences that have a token.
-// policy_loss computes its weights in the same way.
+// NaN. D is `denominator` if the caller gives one, else the number of tokens, of sequences, or of sequences that have a
+// token. policy_loss computes its weights in the same way.
 // Loss: each sequence's sum(L) times its weight, summed over sequences. d_value = fl(weight slope); masked tokens have
 // +0.
 // The bits are the same for padded and packed sequences, for any strides and on every backend. Given a denominator,
