@@ -229,7 +229,7 @@ class MmaForward {
       const int next = block + Tile::kKeys, parity = block / Tile::kKeys % 2;
       if (next < last_key_) locate(span, next);
       copy_async_wait<0>();
-      __syncthreads();  // K has arrived; the last V was read; offsets() has the next keys
+      __syncthreads();  // K has arrived; the previous V has been read; offsets() is ready for the next keys
       load_operand<false>(p_.v, offsets(1, parity), values_at());
       float s[Tile::kScores][4];
       multiply(s);

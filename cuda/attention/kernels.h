@@ -40,8 +40,8 @@ constexpr const char* name_of(const AttentionPlan& plan) {
                                     "groups", "wgmma",    "tall",  "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
-// fits_plan: whether a plan can serve a call on a GPU of compute capability `capability` (10 * major + minor).
-// choose_plan: the plan that serves the call on a GPU with this number of multiprocessors.
+// fits_plan() returns whether a plan can serve a call on a GPU of compute capability `capability` (10 * major + minor).
+// choose_plan() returns the plan that serves the call on a GPU with this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
 // Bytes of workspace. A tree needs its table of paths, and kWgmma needs a counter of tiles behind that table. The plans
@@ -238,7 +238,7 @@ struct GradientLayout {
     sums_at = scalars_at + 512 * tiles;
     row_sums_at = sums_at + (p.dq != nullptr && !wide ? 256 * p.head_dim * tiles : 0);
     rows_at = row_sums_at + 8 * p.head_dim * rows;
-    kept_at = rows_at;  // trees have no parts
+    kept_at = rows_at;  // kParts serves no trees
     firsts_at = kept_at + 8 * keys * columns * keeping + (trees ? 128 * kRowBytes * key_blocks : 0);
     paths_at = firsts_at + (trees ? 4 * (p.num_sequences + 1) : 0);
     end = paths_at + attention_path_bytes(p);

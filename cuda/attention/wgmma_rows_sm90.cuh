@@ -259,7 +259,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
   }
 
   // Computes a block's scores and probabilities, while P V of the previous block runs. kPlain: every row sees the whole
-  // block, and no split begins. Returns whether the block's P V adds to the sums; else it overwrites them.
+  // block, and no split begins. Returns 1 if the block's P V must add to the sums, and 0 if it must overwrite them.
   template <bool kPlain>
   __device__ __forceinline__ int step(const WgmmaWork& work, int block, int last_key, int keeps, int& split_end) {
     const bool begins = !kPlain && block >= split_end;

@@ -12,8 +12,8 @@ constexpr int kBoxK = 64;  // k per box: 128 bytes, the widest swizzle
 constexpr int kWarpgroup = 128;
 constexpr int kMaxStages = 24;
 constexpr int kLead = 3;  // the first warpgroup runs this many stages ahead (TileRing)
-// Numbers of named barriers. Warpgroup i uses number 1 + i in store_boxes. Two warpgroups that take turns use numbers 3
-// and 4.
+// Numbers of named barriers. Warpgroup i uses number 1 + i in store_boxes(). Two warpgroups that take turns use numbers
+// 3 and 4.
 constexpr int kTurnBarrier = 3;
 
 // A tile of a kernel in which one warpgroup multiplies. The contraction index is contiguous in both operands, and a

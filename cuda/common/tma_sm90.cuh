@@ -42,8 +42,8 @@ __device__ __forceinline__ void load_head_box(std::uint32_t shared, const CUtens
       "l"(map), "r"(x), "r"(head), "r"(token), "r"(sequence), "r"(barrier)
       : "memory");
 }
-// Loads like load_box(), but L2 evicts the lines first. This suits data that is not read again after a short time. The
-// policy is created at each call, since a stored policy would take two of a loading thread's registers.
+// Loads like load_box(), but L2 evicts the lines first. This suits data whose last read follows soon. The policy is
+// created at each call, since a stored policy would take two of a loading thread's registers.
 __device__ __forceinline__ void load_passing_box(std::uint32_t shared, const CUtensorMap* map, std::int32_t x,
                                                  std::int32_t y, std::uint32_t barrier) {
   std::uint64_t policy;

@@ -122,7 +122,7 @@ struct GroupCopy {
   __device__ __forceinline__ void start(std::uint32_t image, int lane, Needs needs) const {
     constexpr int kSize = static_cast<int>(sizeof(typename T::Storage));
     constexpr int kRound = kWarp * 16, kRounds = kGroupColumns * kSize / kRound;
-    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // rounds after which the permutation repeats
+    constexpr int kPeriod = 8 * Leaf<T>::kBytes / kRound;  // the permutation repeats after this many rounds
     std::uint32_t to[kPeriod];
 #pragma unroll
     for (int i = 0; i < kPeriod; ++i) to[i] = Leaf<T>::place(image + lane * 16 + i * kRound);

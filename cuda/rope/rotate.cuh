@@ -172,7 +172,7 @@ struct Vec8Angles {
   }
 };
 
-// Calls f with an object of that type Vec8Angles which fits the call's angles.
+// Calls f(angles), where `angles` has the type Vec8Angles<...> that fits the call.
 template <class T, class F>
 void with_angles(const RopeParams& p, const F& f) {
   const auto with = [&](auto per_pair) {

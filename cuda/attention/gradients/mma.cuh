@@ -233,7 +233,7 @@ class MmaBackward {
     const int end = Tile::kOfKeys ? last_ : min(at.outer + Tile::kBlock, last_);
     return at.x + Tile::kOthers >= end;
   }
-  // Advances to the next step. Returns whether there is one.
+  // Advances to the next step. Returns whether a next step exists.
   __device__ __forceinline__ bool advance(Step* at) const {
     if (!ends_outer(*at)) {
       at->x += Tile::kOthers;

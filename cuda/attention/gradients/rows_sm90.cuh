@@ -192,8 +192,7 @@ class GradientRows : GradientSteps {
     fence_for_tma();
     meet();
   }
-  // Copies the keys and values of a block whose tokens do not follow one another. Keys and values without a token
-  // become +0.
+  // Copies the keys and values of a block whose tokens are not consecutive. Keys and values without a token become +0.
   __device__ __forceinline__ void gather_keys(const GradientWork& work) const {
     constexpr int kChunks = Tile::kColumns / 8;
     using Element = typename T::Storage;

@@ -145,8 +145,8 @@ class SplitRows {
     }
     if (from != nullptr) asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
   }
-  // Finds the block's tile: its sequence, split and key head, and its first row in the sequence. Returns whether there
-  // are sequences.
+  // Finds the block's tile: its sequence, split and key head, and its first row in the sequence. Returns whether the
+  // call has sequences.
   __device__ __forceinline__ bool find_tile(unsigned block, std::int64_t* first_row) {
     split_ = block % call_.by_stride;
     if constexpr (Tile::kPartial) split_ += static_cast<unsigned>(p_.first_split);
