@@ -17,7 +17,7 @@ ROUNDS = 10  # rounds over all calls, so that the samples of each call spread ov
 REPLAY_MS = 4.0  # approximate time of a graph's replay
 SHORTEST_SAMPLE_S = 200e-6  # a shorter call is repeated within a sample, because clocks cannot resolve it
 
-Call = Callable[[int], object]  # takes the number of the call, and uses it to select a buffer
+Call = Callable[[int], object]  # a function of the number of the call, which selects the buffer
 
 
 class Timing(NamedTuple):

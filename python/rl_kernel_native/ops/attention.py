@@ -250,7 +250,7 @@ def attention(
     if tree is None:
         prefix = _NO_PREFIX if shared_prefix is None else _prefix(shared_prefix)
         if return_partials is False and splits is None and not _call.is_read_by_dynamo():
-            places = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None)  # int64 offsets stay as given
+            places = (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, leftpad_k, None)  # offsets may be int64 here
             arrays = (q, k, v, sinks, *places, block_table, *prefix)
             result = _C.attention_eager(arrays, options, exp, 0, return_lse, None)
             if result is not NotImplemented:

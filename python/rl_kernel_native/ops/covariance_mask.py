@@ -104,8 +104,8 @@ def covariance_mask(
         kind: ``"clip"`` draws tokens at random from those whose covariance is in ``(lower, upper)`` and that PPO does
             not clip. ``"kl"`` takes the tokens with the largest covariance, and among equal covariances the first
             tokens.
-        ratio: the share of the tokens that count, in (0, 1]: ``max(int(ratio * tokens), 1)`` are selected, or fewer if
-            there are fewer candidates.
+        ratio: the share of the tokens that count, in (0, 1]: ``max(int(ratio * tokens), 1)`` tokens are selected, or
+            fewer if there are fewer candidates.
         seed: for ``"clip"``; an integer in ``[0, 2^63)``, a new seed for every step.
         lower, upper: for ``"clip"``; None: 1 and 5.
         epsilon_low, epsilon_high: for ``"clip"``: PPO clips the ratio to ``[1 - epsilon_low, 1 + epsilon_high]``; None:

@@ -140,7 +140,7 @@ def kl(
             passes through both factors. With k3 this product is the unbiased form of DeepSeek-V3.2. PolicySpec's
             ``kl_times_ratio`` at token level computes the same product.
         importance_weight: as ``logprob``; multiplies the estimator before the clamp. If this array requires a gradient,
-            it gets the weight's gradient. No part of the weight's gradient reaches ``logprob``.
+            backward computes its gradient. The gradient of ``logprob`` treats this array as a constant.
     Returns: float32, of the shape of ``logprob``, in nats; +0 where masked.
     Raises:
         TypeError for a wrong dtype or type; ValueError for a wrong shape, layout, device or value, or for a meaningless

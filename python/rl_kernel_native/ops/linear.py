@@ -95,7 +95,7 @@ def linear(
             product in less time.
         main_grad: float32 ``[out_features, in_features]``, with contiguous rows. Backward adds the gradient of
             ``weight`` to this array in place, block by block. ``weight`` itself gets no gradient, so hooks on
-            ``weight`` see none. Each backward that asks for the gradient of ``weight`` adds it once.
+            ``weight`` see none. Each backward that asks for the gradient of ``weight`` adds this gradient once.
             ``backward(inputs=[x])`` and ``torch.autograd.grad(y, x)`` write nothing to ``main_grad``, and
             ``torch.autograd.grad(y, weight)`` is an error. Not supported with a frozen ``weight``, ``create_graph``,
             ``torch.compile`` or ``torch.func``. If every micro-batch has a multiple of 8192 rows, ``main_grad`` has the

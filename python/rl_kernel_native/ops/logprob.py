@@ -135,7 +135,8 @@ def logprob(
     Args:
         logits: ``[..., vocab_size]``, float32, float16 or bfloat16, last dimension contiguous. Not modified.
         target: ``[...]``, int32 or int64, in ``[0, valid_vocab)`` or ``ignore_index``.
-        temperature: a number > 0, or float32 ``[...]``, one per row. Divides the logits after scale and softcap.
+        temperature: a number > 0, or float32 ``[...]``, one per row. The logits are divided by the temperature after
+            scale and softcap.
         logit_scale: multiplies the logits first; > 0.
         softcap: ``z = softcap * tanh(z / softcap)`` if given; > 0.
         ignore_index: rows with this target are never read, and all their outputs are 0.

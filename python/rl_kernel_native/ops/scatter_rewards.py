@@ -135,7 +135,7 @@ def scatter_rewards(
         kl_estimator, kl_input_clamp, kl_clamp: as ``estimator``, ``input_clamp``, ``clamp`` of :func:`kl`; pass any
             other KL through ``token_rewards``.
         length_penalty: >= 0; this factor times the sequence's length is subtracted from its reward. The length is the
-            number of its tokens that count.
+            number of the sequence's tokens that count.
         overlong: ``(max_length, buffer, penalty)`` or None: DAPO's soft penalty, ``min(-(length - (max_length -
             buffer)) / buffer * penalty, 0)`` in the sequence's reward; beyond ``max_length`` it grows further.
         cost: float32 ``[num_sequences]`` or None: cost of a constraint. The cost goes to the last token that counts, in

@@ -99,7 +99,7 @@ def verify_draft(
     of_rows = {"seed": seed, "sample_id": sample_id, "position": position, **cuts}
     _require_alike(target_logits, draft_ids, {"draft_logits": draft_logits, "allowed": allowed, **of_rows})
     rows, steps = _check_shapes(target_logits, draft_ids, draft_logits, mode)
-    _check_dtype("position", position if _is_array(position) else None, INTEGERS)  # steps have int64 positions
+    _check_dtype("position", position if _is_array(position) else None, INTEGERS)  # steps' positions are int64
     x = Arrays(target_logits)
     target_logits, draft_ids = x.plain(target_logits), x.plain(draft_ids)
     draft_logits = None if draft_logits is None else x.plain(draft_logits)
