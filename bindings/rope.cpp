@@ -120,7 +120,7 @@ void read_sections(nb::handle sections, RopeParams* p) {
   p->num_sections = 3;
 }
 
-// Strides of the token dimensions and of the sections; 0 for a dimension of size 1, whose element is used for all
+// Strides of the token dimensions and of the sections; 0 for a dimension of size 1, since its element is used for all
 // indices. Any other shape is an error. `width` is the last dimension, or negative if there are only token dimensions.
 Sizes read_tokens(const Array& a, const HeadsArgument& q, int num_sections, std::int64_t width,
                   std::int64_t* section_stride) {

@@ -245,9 +245,9 @@ RLK_HD SoftmaxStats tree_over_lanes(Nodes n) {
   return {n.m.v[0], n.S.v[0], n.E.v[0], n.Q.v[0]};
 }
 
-// Node of a block whose leaf l lies at leaves[l]. The first `count` leaves exist; all other leaves are MissingLeaf.
-// `next` is the start of the next block, or any other address. It is prefetched while the core computes sums. Otherwise
-// the next block's search for extremes would wait for memory.
+// The node of a block. Leaf l of the block lies at leaves[l]. The first `count` leaves exist; all other leaves are
+// MissingLeaf. `next` is the start of the next block, or any other address. It is prefetched while the core computes
+// sums. Otherwise the next block's search for extremes would wait for memory.
 template <class T, Exp kExp, bool kMoments>
 __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* leaves, int count,
                                                    const unsigned char* next, float c_of_row) {
@@ -326,7 +326,7 @@ __attribute__((noinline)) SoftmaxStats block_stats(const unsigned char* const* l
   return tree_over_lanes<kMoments>(nodes);
 }
 
-// Perfect binary tree over nodes that arrive in ascending order; missing nodes are the identity.
+// Perfect binary tree over nodes that arrive in ascending order; a missing node counts as identity_stats().
 class Tree {
  public:
   RLK_HD void push(SoftmaxStats node) {

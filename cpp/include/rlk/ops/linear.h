@@ -53,8 +53,8 @@ struct LinearParams {
   const void* x = nullptr;       // [num_rows, in_features], dtype
   const void* weight = nullptr;  // [out_features, in_features], dtype
   const void* bias = nullptr;    // [out_features], bias_dtype, or null
-  const float* start = nullptr;  // [num_rows, out_features], or null; may be y itself, with its layout. k_segments must
-                                 // be 1
+  const float* start = nullptr;  // [num_rows, out_features], or null; may be y itself, with the layout of y. k_segments
+                                 // must be 1
   void* y = nullptr;             // [num_rows, out_features], out_dtype
   RowLayout x_rows, y_rows;
   std::int64_t weight_stride = 0, start_stride = 0;  // elements between rows

@@ -48,8 +48,8 @@
 
 namespace rlk {
 
-// The head, which makes logits from hidden states. LogprobInput::logits is null, and LogprobInput::dtype is the dtype
-//   of the logits.
+// The head of a language model, which makes logits from hidden states. LogprobInput::logits is null, and
+// LogprobInput::dtype is the dtype of the logits.
 struct Head {
   const void* hidden = nullptr;  // [num_rows, in_features], dtype
   const void* weight = nullptr;  // [num_columns, in_features], dtype
@@ -92,7 +92,7 @@ inline std::int64_t usual_workspace(const WorkspaceRange& range) {
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device);
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream);
 
-struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; each gradient of rows has one stride
+struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; gradients of a row have one stride
   Head head;
   void* dhidden = nullptr;           // [num_rows, in_features], dtype; null: not wanted
   void* dweight = nullptr;           // [num_columns, in_features], dweight_dtype; null: not wanted

@@ -27,11 +27,11 @@
 //   raw_logprob = logprob's formula over all columns [0, valid_vocab), forbidden ones included, at T = 1
 // The draw descends the tree of these nodes. With r = word w of the token in random_stream (ops/random_bits.h), the
 // draw goes to the left child where
-//   r * S_both < 2^32 * S_left         exact; combine() scales S_left to the reference of S_both
+//   r * S_both < 2^32 * S_left         exact; combine() scales S_left to the m of S_both
 // Each level uses one word:
 //   0, 1, 2   above the eight parts, from the root down
 //   7 + h     where both children have height h above the leaves (0: two leaves)
-//   3, 4, 5   in the leaf, at the leaf's reference: down the sum ((0+1)+(2+3))+((4+5)+(6+7)) from its last addition
+//   3, 4, 5   in the leaf, with the leaf's m: down the sum ((0+1)+(2+3))+((4+5)+(6+7)) from its last addition
 //   6         takes the chain's first kept column whose prefix sum P, this column included, has
 //             r * P_last < 2^32 * P.
 // The n best columns (n_logprobs is n) are the first n columns of [0, valid_vocab), ordered by z'_j descending, then id
@@ -70,7 +70,7 @@
 // payload of each shard. From the payloads of all shards, sample_merge makes the results of `sample` on the whole row.
 // Every rank runs sample_merge by itself. A shard is 1, 2, 4 or 8 parts of rule 5 that make up a subtree. The shards
 // hold every part once, in any order. One exchange can draw three kinds of rows:
-//   greedy        : the first rank of all shards' first ranks
+//   greedy        : the draw is the best of the columns that rank first in their shards
 //   nothing cut   : the merge uses words 0 to 2 and 7 + h above the shards' roots; each shard draws below its root in
 //                   advance
 //   cut by top_k  : the row's first k columns are among the shards' first k, and so is every column that min_p and
@@ -112,7 +112,7 @@
 //            and the upper words of their masses, include the present columns that survive min_p (kVllm), or all.
 //   round 3: candidates: ranks of these columns, by id, in the bins that may hold the last kept column.
 //   round 4: nothing; the root and the drawn column belong to the kept columns.
-// Round 2 knows the row's reference m, since the payloads of round 1 hold the first ranks of all shards. The bins of
+// Round 2 knows the row's m, since the payloads of round 1 hold the column that ranks first in each shard. The bins of
 // round 2 hold at most `step` columns of each shard. The counts of the bins tell which bin has the k-th column. So the
 // total in the condition of top_p is known up to the mass of that bin. The last column that top_p keeps therefore lies
 // in one of few bins. Round 3 sends these bins and the bin of the k-th column. Round 4 finds both columns among the
