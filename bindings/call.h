@@ -185,7 +185,7 @@ std::string autocast_hint();
 
 // ---- functions of the module ----------------------------------------------------------------------------------------
 
-// Registers a function of the module, which the module defines when it is loaded.
+// Registers a function. The module defines all registered functions when it is loaded.
 struct Registered {
   explicit Registered(void (*define)(nb::module_&)) { all().push_back(define); }
   static std::vector<void (*)(nb::module_&)>& all();

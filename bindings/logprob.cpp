@@ -1,6 +1,6 @@
 // Bindings of the operators `logprob` and `linear_logprob`. All their arguments are the same, except for the logits.
-// Checks turn Python's arrays and numbers into a LogprobInput, or raise an error that names the argument, the expected
-// value and the given value.
+// The checks turn Python's arrays and numbers into a LogprobInput, or raise an error that names the argument, the
+// expected value and the given value.
 #include "rlk/ops/logprob.h"
 
 #include <algorithm>

@@ -110,7 +110,7 @@ class Sequence {
     for (int i = count; i < kScanChunk; ++i) to[i] = 0.0f;
   }
 
-  // Replaces d of steps_ by x at each token, and sets after_ to x after the token.
+  // Replaces d of each token in `steps_` by the token's x, and sets `after_` to x after the token.
   void scan() {
     alignas(64) float c[kScanLanes], d[kScanLanes], x[kScanLanes];
     for (int l = 0; l < kScanLanes; ++l) {

@@ -108,7 +108,7 @@ RLK_HD Floats add_accumulator(Ints products, Ints largest, Floats c, Ints both, 
   const Ints drop = smaller(both - largest, splat(62));
   const Ints upper =
       shifted_right(value, smaller(both - field + 127, splat(31))) + shifted_right(products, smaller(drop, splat(31)));
-  // The seven lowest bits of products * 2^7 >> drop, which lie below the unit.
+  // The seven lowest bits of products * 2^7 >> drop, which lie below the unit of `upper`, 2^(both - 24).
   const Ints kept = shifted_right(products, larger(smaller(drop - 7, splat(31)), splat(0)));
   const Ints lower = shifted_left(kept, larger(splat(7) - drop, splat(0))) & 127;
   // If |upper| < 2^24, `upper` and `lower` fit one integer. Otherwise `sticky` is converted to fp32. Its lowest bit

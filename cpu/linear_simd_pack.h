@@ -77,7 +77,7 @@ RLK_HD void pack_columns_of(const LinearRows& s, float* panel, std::int64_t stri
   constexpr int kBytes = sizeof(typename T::Storage);
   constexpr int kPer = 4 / kBytes;         // elements per lane; a pair of 16-bit elements is transposed as one lane
   constexpr int kColumns = kPer * kLanes;  // a cache line, with sixteen lanes
-  constexpr std::int64_t kAhead = 512;     // prefetches this many bytes, one panel, ahead: the CPU's prefetcher
+  constexpr std::int64_t kAhead = 512;     // prefetches this many bytes ahead, which is one panel: the CPU's prefetcher
                                            // cannot follow as many streams as there are rows
   std::int64_t r = 0;
   for (; r + kLanes <= s.num_rows; r += kLanes) {

@@ -33,7 +33,7 @@ RLK_HD F exp_nonpositive(F x) {
   const auto large_enough = x >= broadcast<F>(kExpSmallest);
 #if defined(__CUDA_ARCH__)
   const F y = exp_normal(x);  // if x is too small, this result is arbitrary and not used
-#else                         // integer additions of a vector of the host must not overflow
+#else                         // integer additions in a vector of the host must not overflow
   const F y = exp_normal(select(large_enough, x, broadcast<F>(0.0f)));
 #endif
   return select(large_enough, y, broadcast<F>(0.0f));

@@ -63,7 +63,7 @@ template <class F>
 RLK_HD F expm1_in_range(F x) {
 #if defined(__CUDA_ARCH__)
   return expm1_normal(x);
-#else  // integer additions of a vector of the host must not overflow
+#else  // integer additions in a vector of the host must not overflow
   return expm1(x);
 #endif
 }

@@ -103,8 +103,8 @@ RLK_HD float scale_down(float x, std::int32_t d) {
   return exponent + d < 1 ? 0.0f : float_of(bits + d * (1 << 23));
 }
 
-// Parent of two neighbours; a has the lower index. combine() is commutative, and combining a node with identity_stats()
-// does not change the node.
+// The parent of two neighbouring nodes of the tree; `a` has the lower index. combine() is commutative, and combining a
+// node with identity_stats() does not change the node.
 RLK_HD SoftmaxStats combine(const SoftmaxStats& a, const SoftmaxStats& b) {
   if (is_nan(a.m) || is_nan(b.m)) return failed_stats(status_of(a) | status_of(b));
   if (a.m == -infinity()) return b;

@@ -56,7 +56,7 @@
 //     u = fl(log2e * sinks[h]), its m = ceil(u), O = 0, l = portable: stat_exp_portable(u, 1, m);
 //     hardware: ex2(fl(u - m)). If m <= -2^21 the sink contributes nothing. If m >= 2^21 or the sink is
 //     NaN, the rows of head h that see keys are NaN.
-//   Splits merge in ascending order. With a for the merged earlier splits and b for the next split: m = max(m_a, m_b),
+//   Splits merge in ascending order. Let a be the merged earlier splits, and b the next split. Then m = max(m_a, m_b),
 //     O_d = fma(O_a, f(m_a - m), fl(O_b * f(m_b - m))), and l by the same formula. The first split is taken unchanged.
 //     A split that contributed nothing changes nothing.
 //   out_d = round(fl(O_d * fl(1 / l)) + 0)    lse = fl(ln2 * fl(m + log2 l))    natural log of sum_j exp(scale s_j)

@@ -92,7 +92,7 @@ inline std::int64_t usual_workspace(const WorkspaceRange& range) {
 WorkspaceRange linear_logprob_workspace(const LinearLogprobParams& p, Device device);
 void linear_logprob(const LinearLogprobParams& p, Device device, Stream stream);
 
-struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; gradients of a row have one stride
+struct LinearLogprobBackwardParams : LogprobBackwardParams {  // dlogits is null; each row gradient has one stride
   Head head;
   void* dhidden = nullptr;           // [num_rows, in_features], dtype; null: not wanted
   void* dweight = nullptr;           // [num_columns, in_features], dweight_dtype; null: not wanted

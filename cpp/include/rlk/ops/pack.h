@@ -3,9 +3,9 @@
 // arrays. Both operators copy bytes, so NaNs keep their bits.
 //
 // pack_layout takes lengths, or a mask of the tokens that are kept:
-//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1. Only a mask gives positions.
-//   On the CPU, `unpack` throws InvalidArgument if the positions of a row with tokens are not 0, 1, 2, ..., one for
-//   each token of the sequence, and -1 at all other places.
+//   positions[i, t] = the number of kept tokens of row i before t, if t is kept, else -1. The positions
+//   are written only if a mask is given. On the CPU, `unpack` throws InvalidArgument if the positions of a row with
+//   tokens are not 0, 1, 2, ..., one for each token of the sequence, and -1 at all other places.
 //   length[i]       = lengths[i], which must lie in [0, num_tokens], or the number of kept tokens of row i
 //   cu_seqlens[i]   = min(length[0] + ... + length[i - 1], capacity)
 //   status          : bit 0: a length was out of range and is clamped; bit 1: there are more tokens than `capacity`

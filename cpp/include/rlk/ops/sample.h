@@ -44,7 +44,7 @@
 // Greedy rows take the column that ranks first. Their logprob is at temperature 1, over the present columns. For these
 // rows T, top_k, top_p, min_p and the keys of the draw (seed, sample_id, position) are not read.
 //
-// Kept sets are stored in CSR form, with ascending ids. A row of count 0 kept all of [0, valid_vocab). Rows fill
+// Kept sets are stored in CSR form, with ascending ids. A row whose count is 0 keeps all of [0, valid_vocab). Rows fill
 // kept_ids in their order until a row does not fit into kept_capacity. From that row on, every row whose count is not 0
 // gets kKeptOverflow, count 0 and logprob NaN; its id and raw_logprob stay. A row with any other nonzero status has id
 // -1, logprob and raw_logprob NaN, and count 0. It affects no other row.
