@@ -18,7 +18,7 @@ namespace {
 
 // The sequences of all groups, one group after another, and the start of each group.
 struct Groups {
-  std::vector<std::int64_t> members;  // empty: place i holds sequence i
+  std::vector<std::int64_t> members;  // if empty, place i holds sequence i
   std::vector<std::int64_t> starts;
 
   explicit Groups(const GroupAdvantageParams& p) : starts{0} {
