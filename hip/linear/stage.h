@@ -41,8 +41,8 @@ RLK_DEVICE Vector load_vector(const std::uint16_t* from) {
   __builtin_memcpy(&x, __builtin_assume_aligned(from, sizeof x), sizeof x);
   return x;
 }
-// Loads elements [first, first + 4) of a row. The last element before `end` (> 0) replaces elements from `end` on. No
-// load depends on a branch, so the loads are in flight together.
+// Loads elements [first, first + 4) of a row. In place of elements from `end` (> 0) on, it loads the element before
+// `end`. No load depends on a branch, so the loads are in flight together.
 RLK_DEVICE Vec4 load_clamped(const std::uint16_t* row, std::int64_t first, std::int64_t end) {
   Vec4 x = 0;
 #pragma unroll

@@ -41,8 +41,8 @@ RLK_DEVICE LeafHalf leaf_half(const GroupGrid& grid, Group group, int lane) {
   return {leaf_span(grid, group, lane / 2), lane / 2, lane % 2};
 }
 
-// Copies a group's leaves to LDS. In each round a lane copies one vec8. `row` is the address that global column 0 would
-// have.
+// Copies a group's leaves to LDS. In each round a lane copies one vec8. `row` is the address of
+// global column 0, or would be its address if this shard held it.
 template <class T>
 RLK_DEVICE void load_group(const typename T::Storage* row, const GroupGrid& grid, Group group, const Tile<T>& tile,
                            int lane) {

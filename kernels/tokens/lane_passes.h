@@ -27,7 +27,7 @@ namespace rlk {
 
 constexpr int kTokenThreads = 256;
 
-// An unmasked token is counted by an integer, not by a mask. Integers stay in vector registers. Masks would need more
+// What a token adds to a count is an integer, not a mask. Integers stay in vector registers. Masks would need more
 // scalar registers than a wave on HIP has.
 template <>
 struct CountType<float> {

@@ -71,7 +71,7 @@ class MaskStretch {
     const std::uint32_t below = (1u << (at & 31)) - 1;
     return shared_->before[at >> 5] + bits_set(shared_->bits[at >> 5] & below);
   }
-  // The bits of 32 positions from `at` on, which is a position of the stretch. Bits past the stretch's end have no
+  // The bits of 32 positions from `at` on. `at` must be a position of the stretch. Bits past the stretch's end have no
   // meaning.
   RLK_DEVICE std::uint32_t bits_from(int at) const {
     const int from = at + off_;

@@ -44,7 +44,7 @@ u32 smaller(u32 a, u32 b) {
 
 u32 fused(u32 a, u32 b, u32 c) { return result(std::fmaf(as_float(a), as_float(b), as_float(c)), a, b, c); }
 u32 flushed(u32 x) { return exponent(x) ? x : x & 0x80000000; }
-u32 unfused(u32 a, u32 b, u32 c) {  // v_mad_f32 and similar: two roundings, denormals are zeros
+u32 unfused(u32 a, u32 b, u32 c) {  // v_mad_f32 and similar instructions round twice, and treat denormals as zeros
   a = flushed(a), b = flushed(b), c = flushed(c);
   const u32 product = flushed(as_bits(as_float(a) * as_float(b)));
   return flushed(result(as_float(product) + as_float(c), a, b, c));
