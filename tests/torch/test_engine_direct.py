@@ -163,3 +163,27 @@ def test_a_call_without_a_dispatcher_names_the_tensor_that_it_cannot_read(operat
         )
         with pytest.raises((TypeError, ValueError), match=f"^{words}"):
             getattr(rk, operator)(*given, **how)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("logprob_partial", "temperature"), ("linear_logprob_partial", "temperature"),
+        ("linear_logprob_partial", "loss_mask"), ("linear_logprob", "loss_mask"), ("linear_logprob_pair", "loss_mask"),
+        ("linear_cross_entropy", "loss_mask"),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_would_be_lost_is_refused(operator: str, name: str) -> None:
+    """As logprob refuses one in its temperature, and sequence_logprob one in its mask."""
+    hidden, weight, ids, shard = torch.ones(4, 16), torch.ones(9, 16), torch.zeros(4, dtype=torch.int64), {}
+    if operator.endswith("_partial"):
+        shard = {"vocab_start": 0, "vocab_size": 9}
+    heads = {"logprob_partial": [torch.ones(4, 9)], "linear_logprob_pair": [hidden, weight] * 2}
+    arrays = [*heads.get(operator, [hidden, weight]), ids]
+    given = torch.ones(4)
+    assert getattr(rk, operator)(*arrays, **shard, **{name: given}) is not None
+    with pytest.raises(ValueError, match=rf"^{name}: requires a gradient, and .* none; pass {name}.detach\(\)"):
+        getattr(rk, operator)(*arrays, **shard, **{name: given.clone().requires_grad_()})
+    words = f"^{name}: has a tangent, and " if name == "loss_mask" else "expected a plain torch.Tensor in eager mode"
+    with pytest.raises((TypeError, ValueError), match=words):
+        torch.func.jvp(lambda x: getattr(rk, operator)(*arrays, **shard, **{name: x}), (given,), (given,))

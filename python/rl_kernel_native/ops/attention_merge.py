@@ -7,11 +7,12 @@ from typing import Any, Literal, overload
 
 from .. import _check, _dispatch
 from .._call import call
+from .._lost import refuse_gradients
 from .._native import functions
 from .._operator import Operator
 from .._types import AnyArray, ArrayT, DType, Exp
 from .attention import AttentionResult
-from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of, refuse_gradients
+from .attention_partials import MOST_SPLITS, AttentionPartials, numbers_of
 
 __all__ = ["attention_merge", "attention_merge_approximate"]
 

@@ -9,6 +9,7 @@ from typing import Any
 from .. import _check, _dispatch
 from .._arithmetic import IEEE
 from .._call import call
+from .._lost import refuse_gradients
 from .._native import functions
 from .._operator import Operator
 from .._types import ArrayT, Generic, NamedTuple
@@ -72,19 +73,6 @@ def numbers_of(splits: Any) -> tuple[int, ...]:
     if isinstance(splits, (str, bytes)) or not isinstance(splits, Sequence):
         raise TypeError(f"splits: expected a sequence of integers, got {type(splits).__name__}")
     return tuple(_check.integer64("splits", s) for s in splits)
-
-
-def refuse_gradients(cure: str, **arrays: Any) -> None:
-    """Raises an error for an array whose gradient would be lost. ``cure`` is the end of the error's text; ``{name}`` in
-    it stands for the array's name."""
-    for name, x in arrays.items():
-        if x is None or not _dispatch.is_tensor(x):
-            continue
-        from .._torch import lost_derivative
-
-        what = lost_derivative(x)
-        if what is not None:
-            raise ValueError(f"{name}: {what}, and {cure.format(name=name)}")
 
 
 def _own(splits: Any) -> tuple[int, ...] | None:

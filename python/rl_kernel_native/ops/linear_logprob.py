@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 from .. import _call, _check, _cures, _dispatch
 from .._arithmetic import product_unit, resolve_exp
 from .._dispatch import code_or_same
+from .._lost import refuse_gradients
 from .._native import functions
 from .._types import AnyArray, ArrayT, DType, Exp, Generic, Group, NamedTuple, OnBadId
 from ..contract import (
@@ -410,6 +411,7 @@ def linear_logprob_partial(
             "hidden: linear_logprob_partial has no autograd, its ranks exchange statistics in between; call it under "
             "torch.no_grad(), or linear_logprob with process_group"
         )
+    refuse_gradients("linear_logprob_partial gives none; pass {name}.detach()", temperature=temperature)
     exported = frame.exports(arrays, names), _exported(frame, arguments)
     how = (resolve_exp(exp, frame.device), logits, workspace_bytes, product_unit(), 1, scale, 0.0)
     stats = _C.linear_logprob_partial(*exported, how, (vocab_start, vocab_size), frame.allocate, frame.stream)
@@ -422,6 +424,7 @@ def scored_target(target: Any, loss_mask: Any, ignore_index: Any) -> Any:
     is_torch = _dispatch.is_tensor(target)
     if is_torch:
         _torch().require_tensors(target=target, loss_mask=loss_mask)
+        refuse_gradients("a mask gets none; pass {name}.detach()", loss_mask=loss_mask)
         xp: Any = _dispatch.torch_module()
     else:
         for name, array in (("target", target), ("loss_mask", loss_mask)):

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 
 from .. import _call, _check, _dispatch
 from .._arithmetic import resolve_exp
+from .._lost import refuse_gradients
 from .._native import functions
 from .._types import AnyArray, ArrayT, Exp, Generic, NamedTuple, OnBadId
 from ..contract import BY_EXPONENTIAL, OFF_LOGPROB, Bound, Row, U, add_rows, off_dlogits, smaller
@@ -250,6 +251,7 @@ def logprob_partial(
             "logits: logprob_partial has no autograd, its ranks exchange statistics in between; detach the shard and "
             "call logprob_backward with the merged lse"
         )
+    refuse_gradients("logprob_partial gives none; pass {name}.detach()", temperature=temperature)
     stats = _C.logprob_partial(
         frame.export(logits_shard, "logits"),
         frame.export(target, "target"),
