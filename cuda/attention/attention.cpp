@@ -109,7 +109,7 @@ bool fits_mixed(const AttentionParams& p) {
   return p.num_q_heads < kMostTokens && MixedGrid(p).blocks < kMostTokens;
 }
 
-constexpr std::int64_t kWgmmaQueries = 64;  // fewest queries per sequence
+constexpr std::int64_t kWgmmaQueries = 64;  // fewest queries per sequence: half a forward tile, a backward tile
 
 std::int64_t sequences_of(const AttentionInput& p) {
   return p.cu_seqlens_q != nullptr && p.num_sequences > 0 ? p.num_sequences : 1;
