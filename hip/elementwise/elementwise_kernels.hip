@@ -21,7 +21,7 @@ RLK_DEVICE Eight<T> rounded(const Eight<T>& x) {
 }
 
 // Loads a thread's eight columns. With kVector they are from[0] to from[7]. Without kVector they are from[0],
-// from[step], from[2 * step] and so on. Those with an index of `left` or more do not exist, and are read as 0.
+// from[step], from[2 * step] and so on. Columns with an index of `left` or more do not exist, and are read as 0.
 template <class T, bool kVector>
 RLK_DEVICE Eight<T> load_eight(const typename T::Storage* from, int left, int step) {
   Eight<T> x;

@@ -1,4 +1,4 @@
-// A stage is the part of an operand that a block loads at a time. It moves from global memory to registers, from
+// A stage is the part of an operand that a block loads at a time. A stage moves from global memory to registers, from
 // registers to LDS, and from LDS to a matrix instruction.
 //
 // LDS holds the rows of a tile. Each row has consecutive contraction indices, in vec4s of four 16-bit elements. A lane

@@ -1,6 +1,6 @@
-// masked_whiten in five launches. They compute the sum of each sequence, the mean, the sum of squares of each sequence,
-// the variance, and the whitened tokens. Each block sums one sequence. Each team of 32 lanes processes a chunk of 128
-// tokens at a time, with four tokens per lane.
+// masked_whiten in five launches. The launches compute the sum of each sequence, the mean, the sum of squares of each
+// sequence, the variance, and the whitened tokens. Each block sums one sequence. Each team of 32 lanes processes a
+// chunk of 128 tokens at a time, with four tokens per lane.
 #pragma once
 
 #include "hip/common/half_wave.h"

@@ -1,5 +1,5 @@
-// The backward of rms_norm in three kernels. They compute dx by rows, sums of dweight over groups of 64 rows, and the
-// total of these sums. HBM bandwidth bounds the kernels, which read dy and h twice and write dx once.
+// The backward of rms_norm in three kernels. The kernels compute dx by rows, sums of dweight over groups of 64 rows,
+// and the total of these sums. HBM bandwidth bounds the kernels, which read dy and h twice and write dx once.
 #pragma once
 
 #include "hip/linear/tree.h"

@@ -145,10 +145,10 @@ class RewardSequence {
     }
     return true;
   }
-  // Adds the spans [first, after) at once, one lane per span. This requires that no spans overlap, as with the turns of
-  // a dialogue. It also requires that the token to which a span's reward goes (the last or the first one) is unmasked.
-  // Each span then changes a different token. If any span does not meet these conditions, the function adds none of the
-  // spans and returns false.
+  // Adds the spans [first, after) at once, one lane per span. Adding at once requires that no spans overlap, as with
+  // the turns of a dialogue. Adding at once also requires that the token to which a span's reward goes (the last or the
+  // first one) is unmasked. Each span then changes a different token. If any span does not meet these conditions, the
+  // function adds none of the spans and returns false.
   RLK_DEVICE bool add_turns(std::int64_t first, std::int64_t after) const {
     const std::int64_t i = first + lane_;
     std::int64_t begin = 0, end = 0;

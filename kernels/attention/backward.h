@@ -102,9 +102,9 @@ class AttentionBackward {
   RLK_DEVICE int value_dim() const { return static_cast<int>(p_.value_dim); }
   RLK_DEVICE float c() const { return attention_scale(p_); }
 
-  // Turns products of q and k into probabilities p, and products of dout and v into gradients ds of scores. Both are
-  // rounded to dtype. An element becomes nothing() (-0) if the row does not see the column, or if the score is -Inf.
-  // Returns whether any element of a column between the scene's first column and `end` is nothing().
+  // Turns products of q and k into probabilities p, and products of dout and v into gradients ds of scores. The
+  // function rounds p and ds to dtype. An element becomes nothing() (-0) if the row does not see the column, or if the
+  // score is -Inf. Returns whether any element of a column between the scene's first column and `end` is nothing().
   template <Exp kExp, bool kByColumn>
   RLK_DEVICE bool weights(float (&scores)[kOfThread][kScores], float (&dp)[kOfThread][kScores], int block,
                           int end) const {
@@ -311,7 +311,7 @@ class AttentionQueryGradient : AttentionBackward<Gpu, T, Tile, Params> {
     Gpu::barrier();  // the next block overwrites the weights and the offsets
   }
 
-  // dq over the blocks of keys so far. It lies in registers, or in the thread's elements of shared memory.
+  // dq over the blocks of keys so far. The sum lies in registers, or in the thread's elements of shared memory.
   static constexpr bool kShares = AttentionBackwardShared<Tile>::kSharesTotal;
   RLK_DEVICE float& total(int r, int i) {
     if constexpr (kShares) {

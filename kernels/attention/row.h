@@ -38,7 +38,7 @@ RLK_HD float attention_factor(float a, float b) {
 }
 
 // The reference of a row over the blocks of a split so far. m is -Inf if no score so far contributes. After a NaN
-// score, m is NaN. It is also NaN if the reference reaches the contract's limit of 2^21.
+// score, m is NaN. m is also NaN if the reference reaches the contract's limit of 2^21.
 struct AttentionReference {
   float largest = -infinity();  // largest score
   float m = -infinity();

@@ -8,8 +8,8 @@
 
 namespace rlk {
 
-// Limits for the estimator k3 if its value is multiplied by a ratio. They apply to e = ref_logprob - logprob. Above
-// kKlSplit, exp(e) times the ratio is computed as one exponential of a sum. kKlMost is the largest e for which k3
+// Limits for the estimator k3 if its value is multiplied by a ratio. The limits apply to e = ref_logprob - logprob.
+// Above kKlSplit, exp(e) times the ratio is computed as one exponential of a sum. kKlMost is the largest e for which k3
 // itself is computed.
 constexpr float kKlSplit = 16.0f, kKlMost = 80.0f;
 

@@ -1,7 +1,7 @@
 // Copies byte ranges between any addresses, for CUDA and HIP. A thread writes aligned 16-byte vectors of the
-// destination. The alignment of a vector's source decides how the thread reads it. It reads the 16 bytes as one vector,
-// as two halves of 8 bytes, or as 4 + 8 + 4 bytes. If the source is not aligned to 4 bytes, it reads five words of 4
-// bytes and shifts them together. Bytes before and after the whole vectors are copied one by one.
+// destination. The alignment of a vector's source decides how the thread reads it. The thread reads the 16 bytes as one
+// vector, as two halves of 8 bytes, or as 4 + 8 + 4 bytes. If the source is not aligned to 4 bytes, it reads five words
+// of 4 bytes and shifts them together. Bytes before and after the whole vectors are copied one by one.
 #pragma once
 
 #include <cstdint>

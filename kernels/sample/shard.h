@@ -1,6 +1,6 @@
 // A row of sample_partial, computed by a team (row.h) for a shard, which is a slice of the vocabulary. The team
 // computes the shard's columns of lowest rank, its tree, the draw below the tree's root, and the words for raw_logprob.
-// It writes them to the payload that ops/sample.h defines.
+// The team writes all of these to the payload that ops/sample.h defines.
 #pragma once
 
 #include "kernels/sample/select.h"
@@ -195,8 +195,8 @@ class TreeOfShard : RowTree<Team, T, kExp, Columns::kShard> {
   }
 
  private:
-  // Whether this shard computes a tree for the row. It does if the row has no error, and top_k, top_p and min_p cut
-  // nothing or cut in rounds.
+  // Whether this shard computes a tree for the row: the row has no error, and top_k, top_p and min_p cut nothing or cut
+  // in rounds.
   RLK_DEVICE bool has_tree() const {
     return p_.parts.count > 0 && team_.global(words_)[kOfStatus] == kOk && team_.global(words_)[kOfKind] <= 0;
   }

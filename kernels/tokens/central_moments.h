@@ -51,8 +51,8 @@ enum : int {
 };  // the largest and the least |d|; a maximum over opposite(|d|) finds the least
 static_assert(kCentralMaxima <= kTokenMaxima && kCentralSquaresB < kLowerSums);
 
-// `Of` is a class that describes the operator. It has Params, Pair, kInputs, kProducts, input and values. The function
-// values(pair, inputs, values) writes a token's two values a and b.
+// `Of` is a class that describes the operator. The class has Params, Pair, kInputs, kProducts, input and values. The
+// function values(pair, inputs, values) writes a token's two values a and b.
 template <class Of>
 struct CentralTerms : EverySum {
   static constexpr int kInputs = Of::kInputs, kOutputs = 1, kSums = 8, kMaxima = kCentralMaxima;

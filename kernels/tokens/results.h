@@ -19,7 +19,7 @@ struct ResultSource {
   ResultOver over;
 };
 
-// For each of kResults results: the total that gives the result, and its divisor. They are packed into words.
+// For each of kResults results: the total that gives the result, and its divisor. These entries are packed into words.
 // source_of<Results>(result) looks up one entry. The words are literals in the code, because device code cannot read a
 // constexpr table of the host.
 template <int kResults>

@@ -90,7 +90,7 @@ struct LowerSums : EverySum {
     return false;
   }
 };
-// The base class of terms that only count tokens. Their sums are never read.
+// The base class of terms that only count tokens. The sums of such terms are never read.
 struct NoSums : LowerSums {
   static constexpr bool kHasSums = false;
 };
@@ -145,7 +145,8 @@ using TotalsOf = TotalSums<Batch::kSums, Batch::kCounts, Batch::kMaxima>;
 //   of_sequence(p, context, s, sums)       totals of sequence s, from its sums in each group
 //   kResults, store(p, context, total, i)  writes result i
 //   factors<Terms>(p, context, has_pass_before, s)   the values that tokens of sequence s share
-// Some operators need a first pass over tokens, before the pass that writes outputs. Their Batch also has:
+// Some operators need a first pass over tokens, before the pass that writes outputs. The Batch of such an operator
+// also has:
 //   Statistics                             the terms of that pass
 //   counts_alone(p)                        whether only the numbers of tokens are needed from that pass
 //   factors_of(p, s, sums)                 Factors from a sequence's sums in that pass

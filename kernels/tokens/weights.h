@@ -38,8 +38,8 @@ RLK_HD float denominator_of(const Params& p, const PolicyTotals& totals) {
   return static_cast<float>(totals.sequences);
 }
 
-// scale / denominator. The result is 0 if the denominator is 0. It is NaN if the denominator is negative, subnormal,
-// infinite or NaN. Subnormals are refused because their inverses may be infinite.
+// scale / denominator. The result is 0 if the denominator is 0. The result is NaN if the denominator is negative,
+// subnormal, infinite or NaN. Subnormals are refused because their inverses may be infinite.
 RLK_HD float share_of(float scale, float denominator) {
   if (denominator == 0.0f) return 0.0f;
   return denominator >= 0x1p-126f && denominator < infinity() ? div_rn(scale, denominator) : canonical_nan();

@@ -31,7 +31,7 @@ Function save_exec(F) {
   };
 }
 
-// Adds an instruction for 32 bits and one for 64 bits to the table. Both call f(w, i, bits).
+// Adds an instruction for 32 bits and one for 64 bits to the table. Both instructions call f(w, i, bits).
 template <class F>
 void add_both(F, Table& t, const std::string& name) {
   t["s_" + name + "_b32"] = [](Wave& w, const Instruction& i) { F{}(w, i, 32); };
