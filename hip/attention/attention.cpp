@@ -33,7 +33,8 @@ void launch_tiles(const char* pass, const Params& p, const AttentionGrid& g, int
   });
 }
 
-// Launches a pass of a call whose sequences may form trees. If they do, `paths` is the table of ancestors.
+// Launches a pass of a call whose sequences may form trees. If the sequences form trees, `paths` is the table of
+// ancestors.
 template <class Params>
 void launch_pass(const char* pass, const Params& p, const std::uint32_t* paths, const AttentionGrid& g, int narrow_lds,
                  int wide_lds, int device, Stream stream) {

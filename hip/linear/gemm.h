@@ -164,7 +164,7 @@ RLK_DEVICE void for_patch(const WavePlace<Tile>& place, int down, int across, co
 }
 
 // Loads the array `initial` into the sums. With Fold::kAscending, the first segment's dot product is then added to
-// them. With Fold::kNone, the only dot product starts from them.
+// these sums. With Fold::kNone, the only dot product starts from these sums.
 template <class Tile>
 RLK_DEVICE void load_initial(const GemmParams& p, const WavePlace<Tile>& place, WaveSums<Tile>& sums) {
 #pragma unroll

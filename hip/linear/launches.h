@@ -37,8 +37,8 @@ constexpr std::size_t kGemmLds = 2 * kStageElements<Tile> * sizeof(std::uint16_t
 constexpr std::int64_t kMostSmallRows = 32;  // most rows of outputs for which small tiles are used; not tuned by
                                              // measurements
 
-// Element (i, k), where k is the contraction index, lies at rows.offset(i) + k. For an operand stored the other way
-// (AcrossRows), it lies at rows.offset(k) + i.
+// Element (i, k), where k is the contraction index, lies at rows.offset(i) + k. If an operand is stored the other way
+// (AcrossRows), element (i, k) lies at rows.offset(k) + i.
 struct GemmOperand {
   const void* data;
   RowLayout rows;

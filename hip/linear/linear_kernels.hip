@@ -5,8 +5,9 @@
 
 namespace rlk::hip {
 
-// In y = x W^T, the contraction runs along the rows of both operands in memory. In dx = dy W, it runs along the rows of
-// dy, but across the rows of the weight. In dW = dy^T x, it runs across the rows of both operands.
+// In y = x W^T, the contraction runs along the rows of both operands in memory. In dx = dy W, the contraction runs
+// along the rows of dy, but across the rows of the weight. In dW = dy^T x, the contraction runs across the rows of both
+// operands.
 template <class Operand, class Tile, Fold kFold>
 RLK_DEVICE void forward_gemm(const GemmParams& p, std::int64_t first_tile) {
   gemm_kernel<Operand, Tile, AlongRows<kTileRows<Tile>, Tile::kStageK>, AlongRows<kTileColumns<Tile>, Tile::kStageK>,

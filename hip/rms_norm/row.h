@@ -40,7 +40,8 @@ RLK_DEVICE Place<kThreads> place(std::int64_t first_block) {
 }
 
 // Returns the sum of a row to every thread of the row. `lane` is the value of this thread's lane in the contract's
-// tree. If a wave computes the row, the tree has at most 64 lanes. If a block computes it, the sum takes two barriers.
+// tree. If a wave computes the row, the tree has at most 64 lanes. If a block computes the row, the sum takes two
+// barriers.
 template <int kThreads>
 RLK_DEVICE float row_sum(float lane) {
 #pragma unroll

@@ -68,8 +68,8 @@ struct AttentionForwardShared {
 };
 
 // Params is AttentionParams or AttentionPartialsParams. A split is 1,024 or more consecutive keys. With
-// AttentionPartialsParams, the class stores the sums of each split (a partial). With AttentionParams it merges the
-// splits and stores the output.
+// AttentionPartialsParams, the class stores the sums of each split (a partial). With AttentionParams the class merges
+// the splits and stores the output.
 template <class Gpu, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:

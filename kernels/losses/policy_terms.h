@@ -552,7 +552,7 @@ struct PolicyTokenTerms : EverySum {
           of_l = MaskOf<F>(zero == zero);
         } else if (shared) {
           const F own = is_weighted ? scaled_by(k.value, u) : k.value;
-          // `rest` is the sum of K over the other tokens. It is left out if this token's K is infinite, because
+          // `rest` is the sum of K over the other tokens. `rest` is left out if this token's K is infinite, because
           // infinity minus infinity is NaN.
           const F rest = sub_rn(broadcast<F>(f.kl_sum), own);
           others = select(abs_of(own) == broadcast<F>(infinity()), zero, scaled_by(mul_rn(share, x.ratio), rest));

@@ -182,7 +182,7 @@ RLK_HD PreferenceValue preference_value(const PreferenceLossParams& p, const Pre
   }
 }
 
-// Computes the loss of pair i. If the loss sorts its inputs, it computes the i-th loss in sorted order.
+// Computes the loss of pair i. If the loss sorts its inputs, the function computes the i-th loss in sorted order.
 template <class Memory>
 RLK_HD void preference_pair(const PreferenceLossParams& p, std::int64_t i) {
   const PreferenceElement w = preference_element<Memory>(p, p.chosen, i);

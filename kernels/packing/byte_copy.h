@@ -123,8 +123,8 @@ RLK_HD void copy_vectors(const ByteRun& r, const RunParts& parts, std::int32_t f
 }
 
 // Copies vectors first, first + step, ... of a run: kRunChunk vectors, or all remaining vectors if `last`. With `edges`
-// it also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and copy them
-// as words if source and destination are aligned.
+// the function also copies the bytes around the whole vectors. Threads `first` = 0 ... step - 1 share these bytes, and
+// copy them as words if source and destination are aligned.
 constexpr std::int32_t kMostRunEdges = 31 + 31 + 15;  // most bytes that lie outside whole vectors
 template <class Memory>
 RLK_HD void copy_byte_run(const ByteRun& r, std::int32_t first, std::int32_t step, bool edges, bool last) {

@@ -29,7 +29,7 @@ inline LinearParams lora_product(const Head& head, std::int64_t num_rows, float*
 }
 
 // The second call: writes `rounded` [num_rows, lora_rank] in dtype. If `sums` was computed from hidden states, the
-// result is u. If it was computed from gradients, the result is v.
+// result is u. If `sums` was computed from gradients, the result is v.
 inline TreeSumParams lora_rounding(const Head& head, std::int64_t num_rows, const float* sums, void* rounded) {
   TreeSumParams p;
   p.parts[0] = sums;

@@ -1,8 +1,8 @@
 // Computes a row of sample_merge from the payloads of all shards. A shard is a slice of the vocabulary, and its payload
 // is the array that sample_partial wrote for it. A team (row.h) processes one row. If top_k, top_p and min_p cut
-// nothing from the row, the team merges the roots of the shards' trees. If they cut, the payloads hold the columns of
-// lowest rank (terms.h) of each shard. The team then selects the kept columns from these, builds the tree over them,
-// and draws.
+// nothing from the row, the team merges the roots of the shards' trees. If these options cut, the payloads hold the
+// columns of lowest rank (terms.h) of each shard. The team then selects the kept columns from these, builds the tree
+// over them, and draws.
 #pragma once
 
 #include "kernels/sample/shard.h"

@@ -256,9 +256,9 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   }
 
   // Cuts the surviving columns with ranks up to last_. The function keeps `count` columns or, if `mass` is not
-  // kLastRank, the first columns that together reach `mass`. If there are fewer columns, it keeps all of them. Returns
-  // the rank of the last kept column, or a rank between that column and the next one. of_bounds: the list holds bounds
-  // of columns. The kept columns then replace these bounds in the list.
+  // kLastRank, the first columns that together reach `mass`. If there are fewer columns, the function keeps all columns.
+  // Returns the rank of the last kept column, or a rank between that column and the next one.
+  // of_bounds: the list holds bounds of columns. The kept columns then replace these bounds in the list.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
     const bool weighs = mass != kLastRank;
     std::uint64_t prefix = team_.own(std::uint64_t{0}), count_before = prefix, mass_before = prefix;

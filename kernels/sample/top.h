@@ -39,7 +39,7 @@ class RowTop : protected RowSelection<Team, T, Exp::kPortable> {
     if (!listed_) collect(last_);  // in this case the row has at most n columns in all
     write_listed();
   }
-  // Returns whether the row has failed. If it has, the function writes ids of -1 and NaNs.
+  // Returns whether the row has failed. If the row has failed, the function writes ids of -1 and NaNs.
   RLK_DEVICE bool fails() const {
     if (team_.global(p_.ids)[row_] >= 0 && status_of(root_) == kOk && root_.m != -infinity()) return false;
     write_none();

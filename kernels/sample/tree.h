@@ -293,8 +293,8 @@ class RowTree : protected SampleColumns<Team, T, kExp, kColumns> {
     for (; size > 0; size /= 2) level = join(level, size, 0, size);
     return node(2 * slots_ - 2);
   }
-  // Computes nodes [first, first + count) of a level that has `size` nodes. The level below it begins at index `level`.
-  // Returns the index at which the computed level begins.
+  // Computes nodes [first, first + count) of a level that has `size` nodes. The next lower level begins at index
+  // `level`. Returns the index at which the computed level begins.
   RLK_DEVICE std::int64_t join(std::int64_t level, std::int64_t size, std::int64_t first, std::int64_t count) {
     const std::int64_t above = level + 2 * size;
     for (std::int64_t i = first + team_.thread(); i < first + count; i += team_.threads()) {

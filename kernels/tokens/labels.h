@@ -168,8 +168,8 @@ RLK_HD std::int64_t turn_event(const ToolMaskParams& p, std::int64_t first, std:
   if (ends_at<Memory>(p, p.begin, first, at)) return 2 * (at + 1) + 1;
   return ends_at<Memory>(p, p.end, first, at) ? 2 * (at + 1) : 0;
 }
-// Whether a position in an open turn belongs to what the model wrote. The closing marker belongs to it only with
-// include_end.
+// Whether a position in an open turn belongs to what the model wrote. The closing marker belongs to the model's text
+// only with include_end.
 template <class Memory>
 RLK_HD bool turn_goes_on(const ToolMaskParams& p, std::int64_t first, std::int64_t length, std::int64_t at) {
   for (int k = 0; k < p.end.length && !p.include_end; ++k) {

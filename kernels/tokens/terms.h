@@ -207,7 +207,7 @@ RLK_HD F scaled_by(F x, F factor) {
   const F product = mul_rn(x, factor);
   return select(MaskOf<F>(is_nan(product) & (x == x) & (factor == factor)), broadcast<F>(0.0f), product);
 }
-// first + second. If they are infinities of opposite signs, the result is `first`.
+// first + second. If the two numbers are infinities of opposite signs, the result is `first`.
 template <class F>
 RLK_HD F sum_or_first(F first, F second) {
   const F sum = add_rn(first, second);

@@ -14,8 +14,8 @@ struct Grid {
 // Runs all blocks. If a wave accesses invalid memory or does not end, the function reports it and returns false.
 bool run_launch(Code& code, const Kernel& kernel, const Grid& grid, void** arguments);
 
-// Pages that stand for a device's memory. Kernels may always access them. The host may access them only while they are
-// open.
+// Pages that stand for a device's memory. Kernels may always access these pages. The host may access the pages only
+// while they are open.
 void register_device_memory(u64 address, u64 bytes);
 void forget_device_memory(u64 address);
 void close_device_memory(bool close);

@@ -21,8 +21,8 @@ inline bool races(u64 a, u64 b) {
 bool watches_races();    // RLK_ISA_RACES
 void forget_accesses();  // forgets all accesses; must be called when a launch begins
 enum class Access { kLoad, kScalarLoad, kStore, kAtomic };
-// Records an access of n bytes of global memory and reports races. Call it before the access. `value` is the value of a
-// store.
+// Records an access of n bytes of global memory and reports races. Call the function before the access. `value` is the
+// value of a store.
 void note_global(Wave& w, const Instruction& i, u64 address, int n, Access access, const u8* value = nullptr);
 
 // The lanes of one store instruction. Each lane stores n bytes.
