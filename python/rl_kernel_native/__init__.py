@@ -1,8 +1,8 @@
 """RL post-training operators for LLMs that give the same bits in rollout and training.
 
 Importing the package loads the native extension and NumPy, but never torch. The torch operators are under
-torch.ops.rl_kernel_native. The operators are registered at once if torch is already loaded, else with the first torch
-tensor.
+torch.ops.rl_kernel_native. If torch is already loaded, the import registers these operators; else the first call with
+a torch tensor registers them.
 
 Docstrings name pages such as docs/numerics.md. An installed package has these pages in its own folder docs.
 """

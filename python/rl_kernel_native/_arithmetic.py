@@ -18,18 +18,18 @@ _current: ContextVar[str] = ContextVar("rl_kernel_native.arithmetic", default="i
 
 
 def arithmetic(unit: str) -> Computing:
-    """Makes the CPU backend compute as ``unit`` does, in operators that model this unit. The choice applies to this
-    context (thread or task).
+    """Makes the CPU backend compute as the hardware ``unit`` computes, in operators that model this hardware. The
+    choice applies to this context (thread or task).
 
     Args:
         unit: ``"ieee"``, the default, is portable: matrix products are chains of fused multiply-adds. ``"sm_90"``:
-            matrix products and the exponential are computed as on an H200, both verified against the hardware;
-            attention's bfloat16 and float16 products in the forward are included. ``"sm_80"``, ``"gfx942"`` and
-            ``"gfx90a"``: matrix products as these units compute them by published rules; this is not verified on
-            hardware, and the units' exponential is not modelled. All units except ``"ieee"`` multiply only bfloat16 and
+            matrix products and the exponential are computed as on an H200, and tests on an H200 verified them; this
+            includes the bfloat16 and float16 products of attention's forward. ``"sm_80"``, ``"gfx942"`` and
+            ``"gfx90a"``: matrix products follow the published rules of this hardware. Nothing verified them on the
+            hardware, and its exponential is not modelled. All units except ``"ieee"`` multiply only bfloat16 and
             float16, so float32 operands of a product are a ValueError. Only attention accepts float32 operands under
-            every unit, and always uses chains of fused multiply-adds. GPUs always compute with their own units. A
-            compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the context selects
+            every unit, and computes them with chains of fused multiply-adds. GPUs always compute with their own units.
+            A compiled call (torch.compile) computes in ieee arithmetic, and raises an error if the context selects
             another unit.
     A backward computes in the unit of its forward, in any thread. Activation checkpointing repeats the forward in
     the thread that runs backward: pass ``context_fn=rk.checkpoint_contexts`` to ``torch.utils.checkpoint.checkpoint``
@@ -111,11 +111,11 @@ def current_arithmetic() -> str:
 
 PORTABLE, HARDWARE, AS_CALLED = 0, 1, -1
 IEEE = 0
-_PRODUCTS = {"ieee": IEEE, "sm_80": 1, "sm_90": 2, "gfx90a": 3, "gfx942": 4}  # the contract's Arithmetic
+_PRODUCTS = {"ieee": IEEE, "sm_80": 1, "sm_90": 2, "gfx90a": 3, "gfx942": 4}  # as `Arithmetic` in C++
 
 
 def product_unit() -> int:
-    """The number by which the extension knows the unit for matrix products on the CPU in this context."""
+    """The extension's number for the unit whose matrix products the CPU computes in this context."""
     return _PRODUCTS[_current.get()]
 
 
@@ -133,15 +133,15 @@ def resolve_traced_unit(unit: int, device_type: str) -> int:
 
 
 def unresolved_exp(exp: str | None) -> int:
-    """The number for ``exp`` in a trace, which cannot read the context of :func:`arithmetic`. :func:`resolve_traced`
-    resolves it later."""
+    """The number that stands for the option ``exp`` in a trace. A trace cannot read the context of :func:`arithmetic`,
+    so :func:`resolve_traced` chooses the exponential when the call runs."""
     _require_mode(exp)
     return AS_CALLED if exp is None else int(exp == "hardware")
 
 
 def resolve_traced(mode: int, device_type: str) -> int:
-    """The mode of the exponential when a traced call runs. The default on the CPU is portable, in forward and
-    backward."""
+    """The exponential of a traced call when it runs. On the CPU, the default is the portable exponential, in forward
+    and backward."""
     if device_type != "cpu":
         return resolve_exp(None, device_type) if mode == AS_CALLED else mode
     if mode == AS_CALLED and _current.get() == "sm_90":
@@ -157,7 +157,7 @@ def _require_mode(exp: str | None) -> None:
 
 
 def resolve_exp(exp: str | None, device_type: str) -> int:
-    """The number by which the extension knows the exponential of softmax statistics (rule 3).
+    """The extension's number for the exponential of softmax statistics (docs/numerics.md, rule 3).
 
     ``device_type``: ``"cpu"``, ``"cuda"`` or ``"rocm"``. Raises a ValueError if the requested mode does not exist.
     """
@@ -175,8 +175,8 @@ def resolve_exp(exp: str | None, device_type: str) -> int:
 
 
 def arithmetic_of(device: Any) -> str:
-    """The unit whose matrix products torch's device computes: a GPU has its own unit, the CPU the unit of
-    :func:`arithmetic`."""
+    """The unit that computes matrix products on a device of torch: a GPU's own unit, or, on the CPU, the unit that
+    :func:`arithmetic` selects."""
     if device.type == "cpu":
         return current_arithmetic()
     torch: Any = importlib.import_module("torch")

@@ -15,13 +15,14 @@ def canonical_blas() -> dict[str, str]:
     """Makes the GEMMs of cuBLAS in this process sum in ascending order of K, as this library does.
 
     A trainer's ``torch.nn.Linear`` then gives a row the same bits at any batch size. On recorded shapes these bits
-    equal the bits of :func:`linear`. Call this function before the first CUDA work of the process: torch reads both
-    variables when it makes its cuBLAS handle and workspace. Clearing torch's workspaces later does not help, because
-    torch reads cuBLASLt's variable only once. ``torch.use_deterministic_algorithms(True)`` accepts only ``:4096:8`` and
-    ``:16:8``, and refuses this setting. This setting is stricter, because cuBLAS still splits K under ``:16:8``.
+    equal the bits of :func:`linear`. Call this function before the first CUDA work of the process: torch reads the
+    environment variables of this setting when it makes its cuBLAS handle and workspace. Clearing torch's workspaces
+    later does not help, because torch reads cuBLASLt's variable only once. ``torch.use_deterministic_algorithms(True)``
+    accepts only ``:4096:8`` and ``:16:8``, and refuses this setting. This setting is stricter, because cuBLAS still
+    splits K under ``:16:8``.
 
-    Without CUDA the call changes only the environment. Other values of the two variables are replaced, and processes
-    that are started later inherit the new values.
+    Without CUDA the call changes only the environment. The call replaces other values of its two variables, and
+    processes that are started later inherit the new values.
 
     Returns: the variables that were set, names to values.
     Raises: RuntimeError if torch has initialised CUDA with other values, even if no GEMM ran yet, because torch does

@@ -8,8 +8,8 @@ from typing import Any
 from . import _check, _dispatch
 from ._operator import OPERATORS, Operator
 
-loaded: Any = None  # the engine, loaded by the first call with a torch tensor
-plain: tuple[Any, ...] = ()  # torch.Tensor and its Parameter, set together with `loaded`
+loaded: Any = None  # the module `_engine`, loaded by the first call with a torch tensor
+plain: tuple[Any, ...] = ()  # torch.Tensor and torch.nn.Parameter, set together with `loaded`
 _registered: list[bool] = []  # holds True once every operator is registered
 
 
@@ -17,7 +17,8 @@ def _unknown() -> bool:
     return True
 
 
-is_read_by_dynamo: Any = _unknown  # set together with `loaded`; if it returns False, a call may be eager
+# A function, set together with `loaded`. If the function returns False, a call may be eager.
+is_read_by_dynamo: Any = _unknown
 
 
 def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -36,8 +37,8 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
 def call_with_main_grad(
     op: Operator, arrays: Sequence[Any], how: tuple[Any, ...], main_grad: Any, dtype: int
 ) -> tuple[Any, ...]:
-    """Outputs of an operator whose backward adds the weight's gradient to main_grad, or returns it in the dtype with
-    the number ``dtype``."""
+    """Outputs of an operator whose backward adds the weight's gradient to the caller's buffer ``main_grad``. Without
+    this buffer, backward returns the gradient; ``dtype`` is the extension's number for its dtype."""
     if _dispatch.is_tensor(arrays[op.leads]):
         found: tuple[Any, ...] = engine().call_with_main_grad(op, arrays, how, main_grad, dtype)
         return found
@@ -84,7 +85,7 @@ def frame_of(names: Sequence[str], arrays: tuple[Any, ...], out: tuple[Any, ...]
 
 
 def engine() -> Any:
-    """The engine, through which calls with torch tensors go."""
+    """The module :mod:`_engine`, which runs every call with torch tensors."""
     return loaded or _engine()
 
 
@@ -95,7 +96,7 @@ def _engine() -> Any:
     from . import _engine as found
     from ._torch import PLAIN, is_compiling
 
-    if not is_compiling():  # a trace guards values that it reads, so they must not change in it
+    if not is_compiling():  # a trace is valid only while the globals that it read keep their values
         loaded, plain, is_read_by_dynamo = found, PLAIN, found.is_read_by_dynamo
     return found
 

@@ -13,7 +13,8 @@ from typing import Any
 
 
 def kept_arrays(kept: Any) -> tuple[Any, Any]:
-    """The two arrays of a kept set: ids int32 ``[num_ids]`` and offsets int64 ``[num_rows + 1]``."""
+    """The two arrays that say which token ids sampling kept in each row: ids int32 ``[num_ids]`` and offsets int64
+    ``[num_rows + 1]``."""
     if kept is None:
         return None, None
     if not isinstance(kept, (tuple, list)) or len(kept) != 2:
@@ -40,7 +41,7 @@ def one_of(name: str, value: object, choices: tuple[str, ...], known_as: Mapping
 
 
 def neutral_rollout(rollout_nan: Any) -> bool:
-    """Whether a token whose rollout log-probability is NaN has a ratio of 1."""
+    """Whether the option ``rollout_nan`` gives a token with a NaN as rollout log-probability a ratio of 1."""
     one_of("rollout_nan", rollout_nan, ("nan", "neutral"))
     return bool(rollout_nan == "neutral")
 
@@ -65,10 +66,10 @@ def writable(name: str, array: Any) -> None:
 
 
 def parts(arrays: Any) -> list[Any]:
-    """The shares of ranks, which a tree adds."""
+    """The partial results of ranks as a list. The caller adds them in the order of a binary tree."""
     try:
         found = list(arrays)
-    except (TypeError, RuntimeError):  # from an array without dimensions or a nested tensor
+    except (TypeError, RuntimeError):  # `arrays` is an array without dimensions or a nested tensor
         raise TypeError(f"parts: expected a sequence of arrays, got {type(arrays).__name__}") from None
     for part in found:
         if part is None:
@@ -161,7 +162,7 @@ def number(name: str, value: Any) -> float:
     gradient. NumPy's float64 is converted, because it would widen float32 arrays in arithmetic."""
     if isinstance(value, float):
         return value if type(value) is float else float(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # also a trace's symbol
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # also a SymInt
         return float(value)
     import numpy as np
 
@@ -172,7 +173,7 @@ def number(name: str, value: Any) -> float:
         except OverflowError:
             got = shown(value) if isinstance(value, int) else f"a larger {type(value).__name__}"
             raise ValueError(f"{name}: expected a number below 2^1024 in magnitude, got {got}") from None
-        except (TypeError, ValueError):  # several numbers
+        except (TypeError, ValueError):  # `value` holds several numbers
             pass
     raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
 
@@ -204,7 +205,8 @@ def in_float32(x: float) -> float:
 
 def single(name: str, value: Any, allows: Callable[[float], bool], expected: str | Callable[[], str]) -> float:
     """Checks a number, and its value in float32, which the operator uses. A finite number that is infinite in float32
-    is refused. If the text ``expected`` contains a number, it is a function, because a number in a trace has no text.
+    is refused. ``expected`` is a text. A text with a number of the call is given as a function, because a number in a
+    trace has no text.
 
     Returns: the number, not rounded."""
     x = number(name, value)
@@ -254,8 +256,8 @@ def of_shard(error: Exception) -> Exception:
 
 
 def segments(k_segments: Any, first_segment: Any, num_segments: Any, x_shard: Any) -> int:
-    """Checks a rank's segments of a row-parallel layer: they must form an aligned subtree whose ends are multiples of
-    16 columns.
+    """Checks the segments of K that a rank of a row-parallel layer holds. They must form an aligned subtree whose ends
+    are multiples of 16 columns.
 
     Returns: the number of segments."""
     k_segments = segment_count("k_segments", k_segments)

@@ -35,7 +35,7 @@ def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[
     if main_grad is None and _main_grad.are_all_asked_for(ctx):
         return [needs[i] for i in places]
     _main_grad.refuse_create_graph(main_grad)
-    nodes = [node for node, _ in ctx.next_functions if node is not None]  # one for each argument that needs a gradient
+    nodes = [node for node, _ in ctx.next_functions if node is not None]  # a node per argument that needs a gradient
     found = [needs[i] for i in places]
     for k, (place, i) in enumerate(zip(places, of.of, strict=True)):
         if found[k] and not (i == of.beside and found[of.of.index(of.accumulates)]):
@@ -67,8 +67,8 @@ def _saved(ctx: Any, of: Composed) -> list[Any]:
 
 class Composing(Eager):
     """Eager autograd. The arguments are the operands that may have gradients, then the tuple (operator, all its arrays,
-    its options). A subclass may have another forward, whose first arguments are also these operands. A forward with ctx
-    as an argument takes a third of the time of a forward with setup_context."""
+    its options). The forward of a subclass may have other arguments, but begins with the same operands. A forward
+    with ctx as an argument takes a third of the time of a forward with setup_context."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Any:
@@ -77,7 +77,7 @@ class Composing(Eager):
         used = how[: op.num_options] if of.prepared is None else of.prepared(arrays, how, ctx.needs_input_grad[:-1])
         found = straight(op, arrays, used)
         ctx.save_for_backward(*_keep(ctx, op, arrays, how, found))
-        if len(found) == 1 or not of.asked(arrays, how):  # each output costs a microsecond
+        if len(found) == 1 or not of.asked(arrays, how):  # returning an output takes a microsecond
             return found[0]
         if constants := [o for o in found[len(of.incoming) :] if o is not None]:
             ctx.mark_non_differentiable(*constants)
@@ -277,8 +277,8 @@ class Once(torch.autograd.Function):
 
 
 def tangent(op: Operator, call: Any, given: Sequence[Any], arrays: Sequence[Any], how: Any) -> tuple[Any, ...]:
-    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`scaled`. Without
-    ``Once``, a gradient of the tangent would treat the kept gradients as constants."""
+    """The loss's tangent. ``given``: tangents of the operands, or None; ``arrays`` as for :func:`scaled`. The
+    Function ``Once`` refuses a gradient of the tangent, which would treat the kept gradients as constants."""
     of: Any = op.gradient
     kept, operands = arrays[: -len(of.of)], arrays[-len(of.of) :]
     return (apply_function(None, "Once", op.name, of.loss.along(given, kept, how[: of.loss.reads]), *operands),)

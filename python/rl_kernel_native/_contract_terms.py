@@ -1,5 +1,5 @@
-"""The terms of contract.py: rounding, kinds of sums, facts, bounds, rows of its table. This module imports only the
-standard library."""
+"""The terms of contract.py: rounding, kinds of sums, facts (the named numbers in a bound), bounds, rows of its table.
+This module imports only the standard library."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ VARIATIONS: Mapping[str, str] = {
     "shards": "the vocabulary, or out_features, over ranks",
     "runs": "one run and the next",
 }
-ROW = tuple(VARIATIONS)  # all variations: for results of one row or sequence
+ROW = tuple(VARIATIONS)  # the results of one row or sequence keep their bits under every variation
 NO_SHARDS = tuple(name for name in VARIATIONS if name != "shards")
 TOKEN_SUM = ("layout", "padding", "chunks", "shards", "runs")
 
 EVERY_BACKEND = "CPU = CUDA = HIP"
-ONE_ARCHITECTURE = "one architecture"  # also the CPU under `rk.arithmetic` of this architecture
+ONE_ARCHITECTURE = "one architecture"  # includes the CPU under `rk.arithmetic` of this architecture
 BY_EXPONENTIAL = "CPU = CUDA = HIP; exp=hardware: one architecture"
 BY_PRODUCT = "CPU = CUDA = HIP in float32; bfloat16, float16 and exp=hardware: one architecture"
 BACKENDS = (EVERY_BACKEND, BY_EXPONENTIAL, BY_PRODUCT, ONE_ARCHITECTURE)
@@ -147,14 +147,14 @@ class Row:
     """One output of an operator.
 
     Attributes:
-        operator: name of the function, such as "gelu_mul", or "chain".
-        stem: name of its contract, cpp/include/rlk/ops/<stem>.h; "" for the chain.
+        operator: name of the function, such as "gelu_mul", or "chain" for a whole model.
+        stem: name of the operator's C++ header, cpp/include/rlk/ops/<stem>.h; "" for a whole model.
         direction: "forward" or "backward".
         kind: one of KINDS.
         keeps: the VARIATIONS under which every bit stays the same.
-        backends: the backends of BACKENDS whose bits are equal.
-        bound: the bound against float64; for a matrix product, the bound of fused multiply-adds.
-        unit_bound: the bound for products by a matrix unit; None: ``bound``.
+        backends: the entry of BACKENDS that names the backends with equal bits.
+        bound: the bound of the error against float64; a matrix product is computed by fused multiply-adds.
+        unit_bound: the bound if a matrix unit computes the product; None: ``bound``.
         rounded: whether the last step rounds the result to the dtype of the inputs. If False, the result is float32,
             and the bound includes its rounding.
         dtypes: dtypes of the inputs.

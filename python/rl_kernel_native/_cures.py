@@ -11,7 +11,8 @@ NO_ARRAY = "expected an array that speaks DLPack, got "
 _FOREIGN = "expected an array of the framework of the first argument, got "
 _ONLY_FLOAT32 = re.compile(r"expected dtype float32, got (bfloat16|u?int\d+|float16|float64)$")
 _DTYPES = re.compile(r"expected dtype .*float32.* got float64$")
-_WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")  # no remedy: the call would write into a copy
+# Arguments that a call writes. No remedy is given for them: a call would write into the converted copy.
+_WRITTEN = re.compile(r"(out\b.*|main_grad|k_cache|v_cache)$")
 
 
 def of_value(name: str, value: Any) -> str:
@@ -55,8 +56,8 @@ def type_error(name: str, value: Any, said: str) -> TypeError:
 
 
 def name_fields(*kinds: type) -> None:
-    """Makes the AttributeError of a result that is a named tuple list its fields. The attribute may be a method of a
-    tensor."""
+    """Makes the AttributeError of a result that is a named tuple list its fields. If the
+    attribute is one of a tensor, the error names the field to use."""
 
     def missing(self: Any, name: str) -> Any:
         kind, fields = type(self).__name__, self._fields

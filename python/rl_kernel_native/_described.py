@@ -14,7 +14,8 @@ from ._torch import dtype_name, memory
 
 _DEVICES = {"cuda": 10 if torch.version.hip else 2}  # DLPack's numbers; every other device counts as the CPU
 _CODES = {"int": 0, "uint": 1, "float": 2, "bfloat": 4, "complex": 5, "bool": 6}
-_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")  # from code 7 on
+# Kinds of float8, in the order of DLPack's codes 7, 8, ...
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
 
 
 class _Unknown(Exception):
@@ -25,7 +26,7 @@ class Described:
     """A tensor described by its device, dtype, sizes and strides. Other attributes are read from the tensor itself."""
 
     __dlpack_c_exchange_api__ = _C.described_api()
-    is_cuda = True  # so that every exp and unit passes; they are checked when the call runs
+    is_cuda = True  # the extension then accepts every `exp` and `unit`; the running call checks them
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor

@@ -22,7 +22,7 @@ _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 10: "rocm", 11: "cpu"}
 _DEFAULT_STREAM = {"cuda": 1, "rocm": 0}  # DLPack's numbers: CUDA's default stream is not 0
 
 
-_DTYPE_CODES: dict[Any, int] = {"float32": 0, "bfloat16": 1, "float16": 2}  # the contract's DType
+_DTYPE_CODES: dict[Any, int] = {"float32": 0, "bfloat16": 1, "float16": 2}  # as `DType` in C++
 
 
 def dtype_code(dtype: Any, name: str) -> int:
@@ -49,16 +49,16 @@ def dtype_code(dtype: Any, name: str) -> int:
 _torch_at_import = sys.modules.get("torch")
 
 
-SAME = -1  # instead of a number: the dtype of another operand
+SAME = -1  # the number that means: the dtype of another operand
 
 
 def code_or_same(dtype: Any, name: str) -> int:
-    """The extension's number for a dtype, or SAME for None."""
+    """The extension's number for a dtype. For None, the number ``SAME``."""
     return SAME if dtype is None else dtype_code(dtype, name)
 
 
 def option_code(dtype: Any, name: str) -> int:
-    """As :func:`code_or_same`, for an option that may already be the extension's number."""
+    """The result of :func:`code_or_same`. An option that is already the extension's number is returned unchanged."""
     return dtype if type(dtype) is int else code_or_same(dtype, name)
 
 
@@ -226,7 +226,7 @@ class Frame:
     """The state of one call from a framework other than torch: its arrays as capsules, its stream, and its allocation
     of outputs."""
 
-    wanted = 0  # no gradients: only torch asks for gradients
+    wanted = 0  # bits of the wanted gradients: only torch asks for gradients
 
     def __init__(self, array: Any, name: str) -> None:
         self.device = device_type(array, name)

@@ -123,7 +123,8 @@ def call(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[Any
     of = op.gradient
     if op.has_float32:
         arrays = _of_float32(op, arrays)
-    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)  # bit i: for array i; negative: no direct call
+    # Bit i of `wanted`: array i needs a gradient. A negative number: the call must go through the dispatcher.
+    wanted = -1 if is_read_by_dynamo() else _C.wanted_gradients(arrays)
     if op.in_context:
         first = arrays[op.leads] if op.has_exp else None
         device = "cpu" if first is None or first.is_cpu else device_type(first, op.arrays[op.leads].name)

@@ -73,7 +73,7 @@ def _one_row(of: Kind) -> np.ndarray:
 
 
 def _of_rows(name: str, of: Kind, rows: Kind, of_rows: str) -> np.ndarray:
-    """An array without rows, for an array with one value per row. First its shape is compared with the shape of
+    """The empty form of an array with one value per row. First the array's shape is compared with the shape of
     ``rows``."""
     if of[0] != rows[0][:-1]:
         wanted = f"{list(rows[0][:-1])} ({of_rows} without the last dimension)"

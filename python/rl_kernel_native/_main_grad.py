@@ -100,7 +100,7 @@ def is_asked_for(node: Any, main_grad: Any = None) -> bool:
     fewer gradients. For a leaf that torch.autograd.grad asks for, torch raises an exception instead of an answer."""
     try:
         return bool(torch._C._will_engine_execute_node(node))
-    except RuntimeError:  # a leaf whose gradient torch.autograd.grad returns
+    except RuntimeError:  # the node is a leaf whose gradient torch.autograd.grad returns
         if main_grad is not None:
             raise ValueError(
                 "main_grad: takes the gradient of weight, so torch.autograd.grad cannot return it; call backward"
@@ -114,7 +114,7 @@ def are_all_asked_for(ctx: Any) -> bool:
         for node, _ in ctx.next_functions:
             if node is not None and not torch._C._will_engine_execute_node(node):
                 return False
-    except RuntimeError:  # a leaf, as in is_asked_for
+    except RuntimeError:  # the node is such a leaf, as in is_asked_for()
         return False
     return True
 

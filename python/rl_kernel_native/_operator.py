@@ -28,7 +28,8 @@ class Array:
     Attributes:
         name: its name in the schema; also in errors if ``called`` gives no other name.
         called: a function that returns its name in errors, from the options and, if known, the arrays.
-        written, added: whether the operator writes the array, without outputs of its own; and whether it adds to it.
+        written: whether the operator writes the array; such an operator has no outputs.
+        added: whether the operator adds to the array's values.
         is_float32: whether a real number on the device, of any dtype, is cast to float32; only for the last array.
         number: the schema's type of a number that may replace the array. The schema then has both arguments.
         listed: name of the schema's list of tensors to which the array belongs. A list is the schema's first argument.
@@ -62,12 +63,12 @@ class Array:
 
 
 def products(call: Any, d: Any, kept: Sequence[Any], how: tuple[Any, ...]) -> Sequence[Any]:
-    """The gradients of a scalar loss, multiplied by its incoming gradient."""
+    """The gradients ``kept`` by the forward of a scalar loss, multiplied by the incoming gradient ``d``."""
     return [None if g is None else g * d for g in kept]
 
 
 def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """The transpose of :func:`products`: the sum of each kept gradient times its tangent."""
+    """The transpose of :func:`products`: the sum, over the operands, of kept gradient times tangent."""
     found = kept[0].new_zeros(())
     for g, t in zip(kept, tangents, strict=True):
         if g is not None and t is not None:
@@ -83,7 +84,7 @@ class Loss:
     Attributes:
         outputs: number of outputs in front of the gradients: the loss, then constants.
         incoming: name of the incoming gradient.
-        reads: number of options that are passed to ``scale`` and ``along``.
+        reads: number of options that the functions ``scale`` and ``along`` get.
         scale: a function that returns gradients. Its arguments are a function that calls operators, the incoming
             gradient, what the forward kept and the first ``reads`` options.
         along: a function that returns the loss's tangent. Its arguments are tangents of ``of`` or None, what the
@@ -103,7 +104,7 @@ def _always(i: int, how: tuple[Any, ...]) -> bool:
 
 @dataclass(slots=True)
 class Like:
-    """The shape and dtype of an array that is not kept."""
+    """The shape and dtype of an array, for a backward that does not need the array's values."""
 
     shape: Any
     dtype: Any
@@ -142,8 +143,8 @@ class Composed:
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: each element gets its own call.
         once: text of the error for an eager backward with create_graph; "" if the backward has derivatives.
-        constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. None: such
-            arrays are results of a forward, and their derivatives pass through ``of``.
+        constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. None: no
+            error, because these arrays are results of a forward, and their derivatives pass through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         likes: positions of arrays whose :class:`Like` a backward reads in front of the kept arrays.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
@@ -258,7 +259,8 @@ class Operator:
         follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the leading array: all other arrays must have its device and framework.
-        cures: ends of errors, by the name of an argument that is no tensor; that of "DTensor" names the call to use.
+        cures: the advice at the end of an error, by the name of an argument that is no tensor. The entry "DTensor" is
+            the advice for any DTensor.
         flops: a function of the arrays' shapes that returns the number of operations for torch's FlopCounterMode.
         main_grad_call: name of the function to which callers without autograd pass a main_grad.
         function: the Function of eager calls, once the engine has registered the operator.
@@ -292,7 +294,8 @@ class Operator:
         self.has_exp = "int exp" in names
         self.num_options = len(names) if self.options else 0
         self.num_listed = sum(bool(a.listed) for a in self.arrays)
-        self.is_schema = not self.num_listed and not any(a.number for a in self.arrays)  # with exactly these arrays
+        # Whether the schema has exactly these arrays.
+        self.is_schema = not self.num_listed and not any(a.number for a in self.arrays)
         self.has_float32 = self.arrays[-1].is_float32
         self.written = tuple(i for i, a in enumerate(self.arrays) if a.written)
         name = self.name

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _check
 
-ORDERS = ("vllm", "hf", "sglang")  # SampleOrder
+ORDERS = ("vllm", "hf", "sglang")  # as `SampleOrder` in C++
 
 
 def number_or_rows(name: str, value: Any, allows: Any, expected: str) -> Any:

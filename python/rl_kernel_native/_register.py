@@ -32,7 +32,7 @@ class _Unknown(float):
 
 UNKNOWN = _Unknown(1.0)
 
-_numbers: dict[str, tuple[int, ...]] = {}  # positions of each operator's numbers; operators without any are absent
+_numbers: dict[str, tuple[int, ...]] = {}  # for each operator with numbers, their positions
 
 
 def define(schema: str) -> None:

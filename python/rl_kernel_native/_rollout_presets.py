@@ -61,10 +61,10 @@ def verl_rollout_correction(
 
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``presets.verl(rollout_is="given")``, and the
     returned mask as the loss's ``mask``. If ``rollout_is`` or ``rollout_is_threshold`` is None, verl has no weights:
-    use only the mask, and a spec without ``rollout_is``. In bypass mode, ``logprob`` is that of the current policy, in
-    the weights and in the loss's ratio. Then use ``presets.verl(loss_mode="reinforce")``, or the clipped loss with
-    ``old_logprob=rollout_logprob``. ``rollout_is_batch_normalize`` divides by the mean over this call; verl takes the
-    mean over all ranks.
+    use only the mask, and a spec without ``rollout_is``. In verl's bypass mode, the rollout policy takes the place of
+    the old policy, so weights and ratio use the current policy's ``logprob``. Then use
+    ``presets.verl(loss_mode="reinforce")``, or the clipped loss with ``old_logprob=rollout_logprob``.
+    ``rollout_is_batch_normalize`` divides by the mean over this call; verl takes the mean over all ranks.
 
     Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
         ``rollout_rs_threshold`` then has one value for each criterion, as in ``"0.5_2.0,0.01"``, or one value for all.
@@ -120,7 +120,7 @@ def slime_mis(
     mis_veto_threshold: float | None = None,
     mis_batch_normalize: bool = False,
 ) -> dict[str, Any]:
-    """The MIS of slime and vime as arguments of :func:`importance_weights` (slime 2026-08:
+    """MIS (masked importance sampling) of slime and vime as arguments of :func:`importance_weights` (slime 2026-08:
     examples/train_infer_mismatch_helper/mis.py).
 
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the returned mask as the

@@ -39,7 +39,8 @@ def applied(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> tuple[
             given = (x.detach() if isinstance(x, Tensor) else x for x in as_schema(op, arrays))
             found = getattr(_ops, op.name)(*given, *how)
     else:
-        more = () if op.gradient.accumulates is None else more  # others have these options only in eager calls
+        # Operators without main_grad have the options `more` only in eager calls.
+        more = () if op.gradient.accumulates is None else more
         operator = functools.partial(registered, op) if op.num_listed else getattr(_ops, op.name)
         found = apply_function(operator, title(op), *arrays, *how, more=more)
     outputs = found if isinstance(found, tuple) else (found,)
@@ -84,7 +85,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
     for a, x in sorted(zip(op.arrays, arrays, strict=True), key=lambda pair: pair[0] is not op.arrays[op.leads]):
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            if name in required or name in optional:  # if two share a label, the second keeps its name
+            if name in required or name in optional:  # two arrays share a label: the second keeps its name
                 name = a.name
             (optional if a.optional or a.number else required)[name] = x
     require_tensors(**required, cures=op.cures, optional=optional)

@@ -111,8 +111,8 @@ def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def require_same_semantics(semantics: Any) -> None:
-    """Refuses a pair (the trainer's semantics, the engine's semantics) that differ. None is accepted: nothing is
-    declared."""
+    """Raises an error if the trainer's and the engine's semantics, given as a pair, differ. ``semantics`` may be None
+    if the caller declares no semantics."""
     if semantics is None:
         return
     if not isinstance(semantics, (tuple, list)) or len(semantics) != 2:

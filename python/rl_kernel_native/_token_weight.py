@@ -14,7 +14,7 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
     """Checks that token_weight is a constant with the shape, framework and device of ``like``. ``name`` is the name of
     ``like`` in errors."""
     if not _dispatch.is_array(like):
-        return token_weight  # the error about `like` comes first
+        return token_weight  # the caller raises an error about `like`
     if _dispatch.is_tensor(like) != _dispatch.is_tensor(token_weight) or not _dispatch.is_array(token_weight):
         raise TypeError(
             f"token_weight: expected an array of the framework of {name}, got {type(token_weight).__name__}"
@@ -38,7 +38,8 @@ def checked(token_weight: Any, like: Any, name: str) -> Any:
 def weighed(
     token_weight: Any, like: Any, name: str, mask: Any, cu_seqlens: Any, counts_tokens: bool, mean: bool
 ) -> tuple[Any, Any]:
-    """The weights, and the sum of the batch's weights in the order of rule 10 if ``counts_tokens``, else None. With
+    """The weights, and the sum of the batch's weights in the order of rule 10 (docs/numerics.md) if
+    ``counts_tokens``, else None. With
     ``mean``, each weight is multiplied by the number of tokens of its sequence and divided by the sum of the sequence's
     weights."""
     from .ops.sequence_logprob import sequence_logprob
@@ -49,7 +50,7 @@ def weighed(
     fits = mask is None or not _dispatch.is_array(mask) or _check.shape_of(mask) == tuple(weight.shape)
     if not fits or (cu_seqlens is not None and len(weight.shape) != 1):
         return weight, None  # the loss itself refuses such a weight
-    dense: Any = weight  # the loss refuses a bad layout, under the argument's name
+    dense: Any = weight  # if the layout is bad, the loss raises an error that names the argument
     if _dispatch.is_tensor(weight):
         dense = weight.contiguous()
     elif isinstance(weight, np.ndarray):

@@ -52,10 +52,10 @@ def wants_grad(*tensors: Any) -> bool:
 
 
 def lost_derivative(tensor: Any) -> str | None:
-    """Describes the derivative of a tensor that an operator without derivatives would lose.
+    """Says which derivative of ``tensor`` an operator without derivatives would lose; None if none would be lost.
 
-    In a trace, tangents are not visible. That torch.func.grad wants a gradient in its argument is visible only in a
-    view of the argument."""
+    A trace does not show tangents. Under torch.func.grad, only a view of the argument shows that it needs a
+    gradient."""
     if not isinstance(tensor, Tensor):
         return None
     if wants_grad(tensor.view_as(tensor) if is_compiling() and is_grad_enabled() else tensor):
@@ -112,8 +112,8 @@ def autocast_hint() -> str:
 
 
 def require_tensors(*, cures: Any = None, optional: dict[str, Any] | None = None, **required: Any) -> None:
-    """Refuses arguments that are no valid tensors, before a call through the dispatcher, whose own errors speak of
-    schemas. The first argument decides the device. ``cures``: as :class:`_operator.Operator` has them."""
+    """Refuses arguments that are no valid tensors, before a call through the dispatcher. The dispatcher's own errors
+    would only name schemas. The first argument decides the device. ``cures``: see :class:`_operator.Operator`."""
     if not is_compiling() and _is_jit_tracing():
         raise RuntimeError("torch.jit.trace is not supported; use torch.export or torch.compile")
     first, cures = next(iter(required.values())), cures or {}
@@ -124,7 +124,7 @@ def require_tensors(*, cures: Any = None, optional: dict[str, Any] | None = None
         if type(tensor).__name__ == "DTensor":
             raise TypeError(f"{name}: expected a local tensor, got a DTensor; pass tensor.to_local(){cure}")
         if not isinstance(tensor, Tensor):
-            # None may come from a call of any framework, so its message is the extension's.
+            # A call of any framework may pass None, so the error about None is the extension's.
             wanted = "an array that speaks DLPack" if tensor is None else "a torch.Tensor"
             raise TypeError(f"{name}: expected {wanted}, got {type(tensor).__name__}{cure}")
         require_dense(tensor, name)

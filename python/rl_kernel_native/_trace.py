@@ -99,7 +99,7 @@ def trace() -> Iterator[Trace]:
 
     Yields: a :class:`Trace`, whose ``calls`` and ``plans`` grow with every call.
     Raises: RuntimeError inside another trace.
-    Source: specific to this library; ``rlk align`` uses it to name the operators of each side.
+    Source: specific to this library; ``rlk align`` uses it to name the operators of engine and trainer.
     Example:
         >>> with rk.trace() as found:
         ...     y = rk.rms_norm(torch.ones(2, 8), torch.ones(8), 1e-6)
@@ -136,7 +136,8 @@ def _counting(found: Trace, operator: str, own: Callable[..., Any]) -> Callable[
     def counted(*arguments: Any) -> Any:
         _C.take_plans()  # drops the plans of earlier calls
         result = own(*arguments)
-        # After NotImplemented, the call takes the general path, which counts it. In a torch trace, no kernel runs.
+        # A NotImplemented result is not counted, because the general path repeats and counts the call. A call in a
+        # torch trace is not counted, because it runs no kernel.
         if result is not NotImplemented and not _is_described(arguments):
             found.count(operator, _backend(arguments), " + ".join(_C.take_plans()))
         return result

@@ -46,12 +46,13 @@ def looped(apply: Callable[..., Any], info: Any, in_dims: Sequence[Any], inputs:
     """Calls once for each element of the batch, and stacks the outputs, a tensor or a tuple of tensors."""
     import torch
 
-    in_dims = [d if type(d) is int else None for d in in_dims]  # for a list of numbers, vmap gives a list: no batch
+    # For an argument that is a list of numbers, vmap gives a list of dimensions. Such an argument has no batch.
+    in_dims = [d if type(d) is int else None for d in in_dims]
 
     def element(i: int) -> Any:
         return apply(*(x if d is None else x.select(d, i).contiguous() for x, d in zip(inputs, in_dims, strict=True)))
 
-    if info.batch_size == 0:  # a call with zeros gives the form of the result
+    if info.batch_size == 0:  # a call with zeros shows the shape of the result
         inputs = [
             x if d is None else x.new_zeros((*x.shape[:d], 1, *x.shape[d + 1 :]))
             for x, d in zip(inputs, in_dims, strict=True)
