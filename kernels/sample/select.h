@@ -256,7 +256,7 @@ class RowSelection : protected SampleColumns<Team, T, kExp, kColumns> {
   }
 
   // Cuts the surviving columns with ranks up to last_. The function keeps `count` columns or, if `mass` is not
-  // kLastRank, the first columns that together reach `mass`. If there are fewer columns, the function keeps all columns.
+  // kLastRank, the first columns that together reach `mass`. If there are fewer columns, the function keeps all.
   // Returns the rank of the last kept column, or a rank between that column and the next one.
   // of_bounds: the list holds bounds of columns. The kept columns then replace these bounds in the list.
   RLK_DEVICE std::uint64_t last_kept(std::uint64_t count, std::uint64_t mass, bool of_bounds) {
