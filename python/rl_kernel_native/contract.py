@@ -84,7 +84,7 @@ GROUPS = Bound(
     "chains of 64 tokens, a tree of seven levels, one addition a block of 8192",
 )
 
-LEAST = "inner_least * other_scale"  # error of an intermediate that is rounded to a subnormal
+LEAST = "inner_least * other_scale"  # absolute error of an intermediate that is subnormal
 
 
 def of_head(max_abs_z: Any) -> Any:
@@ -126,7 +126,7 @@ def roundings(count: int, why: str) -> Bound:
 OF_TOKENS: dict[str, Any] = {
     "backends": EVERY_BACKEND, "rounded": False, "keeps": NO_SHARDS, "dtypes": ("float32",),
 }  # fmt: skip
-BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # keep the bits of results of a batch
+BATCH_OF_TOKENS = ("layout", "padding", "packing", "runs")  # a result of a whole batch keeps its bits under these
 TOKEN_SUMS: dict[str, Any] = {"kind": "token sum", "backends": EVERY_BACKEND, "keeps": TOKEN_SUM}
 COMPOSED: dict[str, Any] = {"kind": "composed", "rounded": False, "keeps": ("runs",), "dtypes": ("float32",)}
 

@@ -88,7 +88,7 @@ def versions(torch: Any) -> dict[str, str | None]:
     for name in _PEERS:
         found[name] = _version_of(name)
     if torch is not None:
-        found["torch"] = str(torch.__version__)  # with the build, "+cpu" or "+cu130", which metadata may lack
+        found["torch"] = str(torch.__version__)  # metadata may lack the build, "+cpu" or "+cu130"
     return found
 
 

@@ -28,7 +28,7 @@ BY_SEQUENCE = "rows are sequences of any length: its own tests compare bytes pad
 BY_BATCH = "reads the whole batch, so no row of it is fixed"
 TEMPERATURE = 0.75
 STATISTICS = ("logprob", "lse", "entropy", "sum_p_sq")
-TOKENS = 8203  # two blocks of rule 9
+TOKENS = 8203  # more than one block of 8192 tokens (docs/numerics.md, rule 9)
 BLOCK = 8192
 CHUNKS = "chunks of 8192 through main_grad"
 
@@ -130,7 +130,7 @@ class Case:
         rows: operands of each row by name: (shape of a row, deviation), or (None, below) for ids in [0, below).
         fixed: operands that all rows share, by name: (shape, deviation, dtype).
         call: a function of the operands on the device that returns results with the rows as first dimension.
-        token_sum: None, or the number of rows that the operator sums over; results then have no rows.
+        token_sum: for a result that is summed over all rows (a token sum), the number of these rows; else None.
         ways: other calls that must give the same results, by description.
         exp: exponential of softmax statistics; "" for operators without an exponential.
         options: options of the call, in words.
@@ -179,7 +179,7 @@ class Case:
         name = f"{self.operator} {name}"
         if shape is None:
             return _tensor(indices(name, seed, count, int(parameter)), "int64")
-        dtype = "float32" if shape == () else self.dtype  # the row has one number
+        dtype = "float32" if shape == () else self.dtype  # a row is one number
         return _tensor(noise(name, seed, (count, *shape), parameter), dtype)
 
 
@@ -193,7 +193,7 @@ def in_words(options: Mapping[str, Any]) -> str:
 
 
 def chunks_of(arrays: Arrays, a: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yields the arrays of a token sum in blocks of rows."""
+    """Yields the operands of a token sum, a result that is summed over all rows, in blocks of rows."""
     tensors = {name: arrays.unwrap(array) for name, array in a.items()}
     count = next(iter(tensors.values())).shape[0]
     for first in range(0, count, BLOCK):

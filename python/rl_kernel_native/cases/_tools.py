@@ -40,8 +40,8 @@ class Pass(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """The parameters of a bench: sizes, torch's dtype and device; ``count(bytes)`` is the number of buffers of
-    ``bytes`` each that exceeds every cache."""
+    """The parameters of a bench: sizes, torch's dtype and device. If one buffer has ``bytes`` bytes, ``count(bytes)``
+    buffers together exceed every cache."""
 
     torch: Any
     rows: int
@@ -100,7 +100,7 @@ def round_to(x: np.ndarray, dtype: str) -> np.ndarray:
     """``x`` rounded to ``dtype``, as float32."""
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float32)
-    if dtype == "bfloat16":  # to nearest even in the integer view
+    if dtype == "bfloat16":  # rounds to nearest even, by integer operations on the bits
         bits = x.view(np.uint32)
         return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
     return x

@@ -99,7 +99,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
             for case in _answers():
                 twice = _Answers(*(np.concatenate((a, a)) for a in case))
                 whole, part = twice.results(name, arrays), case.results(name, arrays)
-                if name == "masked_whiten":  # reads the whole batch, so both halves are compared together
+                if name == "masked_whiten":  # depends on the whole batch: compares the halves
                     part = {key: value[: len(case.scores)] for key, value in whole.items()}
                 differ += sum(same_bytes(part[key], value[len(case.scores) :]) for key, value in whole.items())
             return differ == 0, f"{differ} values differ between a batch and its half"

@@ -45,7 +45,7 @@ class _Attentions(NamedTuple):
 
     def results(self, arrays: Arrays) -> dict[str, np.ndarray]:
         q, k, v, dout = (arrays.put(a, self.dtype) for a in self[2:])
-        options = {**self.options, "exp": "portable"}  # the same bytes everywhere
+        options = {**self.options, "exp": "portable"}  # gives the same bytes on every device
         out, lse = attention_op.attention(q, k, v, return_lse=True, **options)
         grads = attention_op.attention_backward(dout, q, k, v, out, lse, **options)
         found = {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
@@ -121,7 +121,7 @@ def kv_cache_append(torch: Any, device: str, capability: tuple[int, int] | None)
     def reference() -> tuple[bool, str]:
         differ = 0
         for dtype in arrays.dtypes:
-            for columns in (8, 5):  # vectors, elements
+            for columns in (8, 5):  # kernels copy 8 columns as vectors, 5 as single elements
                 k, v = (random.integers(-9, 9, (17, 2, columns)).astype(np.float32) for _ in range(2))
                 slots = random.permutation(24)[:17]
                 slots[3] = -1

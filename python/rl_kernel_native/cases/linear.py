@@ -55,7 +55,7 @@ class _Product(NamedTuple):
 
 def _products(dtypes: tuple[str, ...]) -> Iterator[_Product]:
     random = np.random.default_rng(3)
-    # Sizes: 1 x 1 x 1; odd sizes within one step and one tile; whole tiles with eight segments; rows in two blocks.
+    # Sizes: 1 x 1 x 1; odd sizes, with K below one step of 16; whole tiles with eight segments; rows in two blocks.
     for rows, ins, outs in ((1, 1, 1), (5, 13, 7), (33, 1024, 130), (8200, 24, 17)):
         for dtype in dtypes:
             shapes = ((rows, ins), (outs, ins), (outs,), (rows, outs))

@@ -73,8 +73,8 @@ class _Head(NamedTuple):
         return of | {name: arrays.get(g) for name, g in zip(_GRADIENTS, grads, strict=True)}
 
     def with_lora(self, arrays: Arrays, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """logprob and lse with LoRA, and logprob and lse of one product in which LoRA's factors are further
-        features."""
+        """logprob and lse with LoRA; then logprob and lse of one product without LoRA, whose operands have LoRA's
+        factors as further columns."""
         random, (vocab, ins) = np.random.default_rng(rank), self.weight.shape
         a, b = (
             round_to(random.normal(0, deviation, shape).astype(np.float32), self.dtype)
@@ -114,8 +114,8 @@ _GRADIENTS = ("dhidden", "dweight", "dbias")
 
 def _heads(dtypes: tuple[str, ...]) -> Iterator[_Head]:
     random = np.random.default_rng(8)
-    # Sizes: few columns; an odd vocabulary over several leaves; whole tiles of a fused kernel, in a vocabulary whose
-    # eighths can be shards.
+    # Sizes: few columns; an odd vocabulary over several leaves of 128 columns; whole tiles of a fused kernel, in a
+    # vocabulary whose eighths can be shards.
     for rows, ins, vocab in ((3, 16, 7), (9, 40, 1031), (130, 256, 4096)):
         for dtype in dtypes:
             hidden, weight, bias = (
@@ -186,7 +186,8 @@ LORA_SCALE = 0.5
 
 
 def certified_linear_logprob(arrays: Device, quick: bool) -> Iterator[Case]:
-    # Sizes: an odd vocabulary over several leaves; whole tiles, in a vocabulary whose eighths can be shards.
+    # Sizes: an odd vocabulary over several leaves of 128 columns; a vocabulary of whole tiles, whose eighths can be
+    # shards.
     for ins, vocab in ((40, 1031), (128, 2048)):
         for dtype in arrays.product_dtypes if not quick or ins < 100 else arrays.product_dtypes[:1]:
             for exp in arrays.exponentials:

@@ -43,7 +43,7 @@ class _Case(NamedTuple):
 
 def _cases(dtypes: tuple[str, ...]) -> Iterator[_Case]:
     random = np.random.default_rng(2)
-    # One column; less than a 16-byte vector; an odd width over a leaf; Llama 3's vocabulary.
+    # Sizes: one column; less than a 16-byte vector; an odd width of many leaves (128 columns); Llama 3's vocabulary.
     for rows, vocab in ((3, 1), (5, 7), (17, 4099), (3, 128256)):
         for dtype in dtypes:
             logits = round_to(random.normal(0, 4, (rows, vocab)).astype(np.float32), dtype)

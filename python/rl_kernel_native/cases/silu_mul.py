@@ -69,7 +69,7 @@ def _gates_against_float64(arrays: Arrays) -> Iterator[tuple[str, float]]:
         operator = "silu_mul" if case.activation == "silu" else "gelu_mul"
         gate, up, dy = (np.abs(a.astype(np.float64)) for a in (case.gate, case.up, case.dy))
         value = {"act": np.abs(expected["act"]), "gate": gate}
-        rounded = value | {"inner": rounding.inner, "inner_least": rounding.least}  # before the product
+        rounded = value | {"inner": rounding.inner, "inner_least": rounding.least}  # the activation is rounded
         facts = {
             ("y", "y"): value | {"other": up},
             ("d_gate", "d_gate"): {"gate": gate, "other": up * dy},
@@ -126,7 +126,7 @@ def certified_silu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
 
 def certified_gelu_mul(arrays: Device, quick: bool) -> Iterator[Case]:
     for approximate in ("tanh", "none"):
-        yield from _certified_gates("gelu_mul", {"approximate": approximate}, quick, (37, 10240))  # odd; of Gemma 3 4B
+        yield from _certified_gates("gelu_mul", {"approximate": approximate}, quick, (37, 10240))  # odd; Gemma 3 4B's
 
 
 def _certified_gates(operator: str, options: dict[str, Any], quick: bool, widths: tuple[int, ...]) -> Iterator[Case]:

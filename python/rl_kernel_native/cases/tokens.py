@@ -227,7 +227,7 @@ def checks(name: str, torch: Any, device: str, _: tuple[int, int] | None) -> Ite
 
 
 def certified_kl(arrays: Device, quick: bool) -> Iterator[Case]:
-    for columns in (37, 2048):  # odd; whole vectors
+    for columns in (37, 2048):  # an odd width; a width of whole vectors
         row = ((columns,), 0.5)
         rows: Rows = {"logprob": row, "ref_logprob": row, "weight": row}
         for options in ({"estimator": "k3"}, {"estimator": "k2", "input_clamp": 0.5, "clamp": 0.1}):

@@ -88,9 +88,9 @@ class Result:
 
     Attributes:
         runner: vLLM's model runner, V1 or V2.
-        ranks: number of tokens that have another rank in the trainer's logits.
-        best: counts of most probable tokens: all (``tokens``), those with another log-probability (``differing``), and
-            those with another rank (``ranks``).
+        ranks: number of tokens whose rank (place in the descending order of logits) differs in the trainer's logits.
+        best: counts of most probable tokens: all (``tokens``), those whose log-probability differs in the trainer
+            (``differing``), and those whose rank differs (``ranks``).
         tokens_per_second: rate of the rollout; on a GPU the median of ``rates``, which follow a rollout that is not
             timed.
         rates: tokens per second of every timed rollout.
@@ -107,9 +107,9 @@ class Result:
             On a GPU, also this library's kernels by name: the engine's in the steps that ``launches`` counts, the
             trainer's in its first forward.
         same_contract: whether engine and trainer used the same contract; None: neither of them used this library.
-        first_divergent: the first operator whose result differs between the engine, run eagerly, and the transformers
-            model: operator, layer, module, differing tokens, and the largest difference. None if no token differs, and
-                for trainers other than hf.
+        first_divergent: the first operator whose result differs between the eagerly run engine and the transformers
+            model: operator, layer, module, differing tokens, and the largest difference. None if no token differs, or
+            if the trainer is not hf.
     """
 
     setting: str
@@ -173,8 +173,7 @@ def _apart(these: list[int], those: list[int]) -> int:
 
 
 def _best(sequences: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """Compares log-probability and rank of the rollout's most probable tokens with the trainer's log-probability and
-    rank."""
+    """Compares the rollout's most probable tokens with the trainer: log-probability, and rank among the logits."""
     pairs = [pair for s in sequences for pair in zip(s["best"], s["trainer_best"], strict=True)]
     return {
         "tokens": len(pairs),
@@ -346,7 +345,7 @@ def _run(part: str, file: Path, setting: str, processes: int = 1, *, shown: bool
         raise RuntimeError(f"{setting}: {part} failed:\n{said}")
 
 
-# ---- what is said of it ----------------------------------------------------------------------------------------------
+# ---- the report in words --------------------------------------------------------------------------------------------
 
 HEAD = (
     "setting", "runner", "trainer", "tokens", "against prefill: differing", "max |dlogp|", "mean |dlogp|",

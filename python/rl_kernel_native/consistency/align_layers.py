@@ -37,7 +37,7 @@ MERGED = {
 # vLLM's modules that are plain functions in transformers. The result of such a function is the input of the named
 # transformers module.
 BEFORE = {"self_attn.attn": "self_attn.o_proj", "mlp.act_fn": "mlp.down_proj"}
-HEAD = "head or log-probability"  # or an operator of the rollout's compiled code
+HEAD = "head or log-probability"  # the answer if no module differs; compiled code may also be the cause
 
 Kept = dict[str, list[Any]]
 

@@ -78,8 +78,8 @@ def make_engine(request: dict[str, Any], on_gpu: bool, **more: Any) -> Any:
 
 
 def most_probable(scored: Iterable[dict[int, Any]], count: int) -> list[tuple[int, int, int, float]]:
-    """Position, id, rank and log-probability of the ``count`` most probable tokens at each position, as the engine
-    reports them."""
+    """Position, id, rank (1: most probable) and log-probability of the ``count`` most probable tokens at each
+    position, as the engine reports them."""
     return [
         (position, token, x.rank, x.logprob)
         for position, of in enumerate(scored)
@@ -294,7 +294,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 rates.append(sum(counts) / (time.perf_counter() - start))
             after = counted(engine)
     turns.measured()
-    short = [sampling(16)] * len(prompts[:8])  # after the counts, which are only of the rollout
+    short = [sampling(16)] * len(prompts[:8])  # runs after `counted`, which counts the rollout alone
     counts_of_step: dict[str, Any] = {"launches": None, "kernels": None, "kernel_names": {}}
     if on_gpu:
         profile, steps = profiled_steps(engine, lambda: generate(prompts[:8], short))
@@ -312,7 +312,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
                 "rollout": [x.logprob for x in given],
                 "ranks": [x.rank for x in given],
                 "best": most_probable(completion.logprobs, request["logprobs"]),
-                "seed": getattr(completion, "rlk_seed", None),  # set by the plugin
+                "seed": getattr(completion, "rlk_seed", None),  # our vLLM plugin sets it
             }
         )
     whole = [s["prompt"] + s["tokens"] for s in sequences]
@@ -350,7 +350,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def traced(request: dict[str, Any]) -> dict[str, Any]:
     import rl_kernel_native as rk
 
-    with rk.trace() as trace:  # begins before the engine, because creating it captures graphs
+    with rk.trace() as trace:  # opens before the engine exists, because creating an engine captures CUDA graphs
         found = answer(request)
     kernels = found.pop("kernel_names", {})
     return found | {"rollout_trace": trace.as_json() | {"kernels": kernels}}

@@ -22,7 +22,7 @@ from transformers.utils import is_flash_attn_2_available
 from ..integrations.decoder import OBSERVER_ATTRIBUTE
 from .errors import spelled
 
-# No mask function is registered under the first two names, because masks are built here, not derived from shapes.
+# ATTENTION_NAME and EAGER_NAME have no mask function in transformers, because this package builds their masks itself.
 # flash-attn takes a key mask or offsets instead. FLASH_NAME does not contain "flash": for a name with this text,
 # transformers would download kernels.
 ATTENTION_NAME, EAGER_NAME, FLASH_NAME = "rlk_stock_sdpa", "rlk_stock_eager", "rlk_stock_fa"

@@ -1,11 +1,11 @@
 """An invariance certificate: the result of a row with fixed content has the same sha256 in every variation of its
 computation.
 
-The operators of a model's chain, and kl, are computed forward and backward in every dtype. A row is computed alone, and
-at the beginning, in the middle and at the end of batches. A row is also computed with other neighbours, in other
-layouts, over shards, and repeatedly. A token sum is computed in other layouts, with padding after it, and in chunks. To
-check a certificate, compute it on another machine: the content is the same on every machine, and contract.py says on
-which machines the digests must be equal.
+The operators of a model's forward, and kl, are computed forward and backward in every dtype. A row is computed alone,
+and at the beginning, in the middle and at the end of batches. A row is also computed with other neighbours, in other
+layouts, over shards, and repeatedly. A token sum (a gradient that is summed over all tokens) is computed in other
+layouts, with padding after its tokens, and in chunks. To check a certificate, compute it on another machine: the
+content is the same on every machine, and contract.py says on which machines the digests must be equal.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _backends(case: Case) -> str:
         return contract.ONE_ARCHITECTURE
     found = {contract.row(case.operator, output).backends for output in case.outputs}
     if found <= {contract.EVERY_BACKEND, contract.BY_EXPONENTIAL}:
-        return contract.EVERY_BACKEND  # the exponential is portable
+        return contract.EVERY_BACKEND  # these outputs use the portable exponential, or none
     if found == {contract.BY_PRODUCT} and case.dtype == "float32":
         return contract.EVERY_BACKEND
     return contract.ONE_ARCHITECTURE

@@ -28,7 +28,7 @@ EXIT_DRIFT = 1
 EXIT_BAD_INPUT = 2
 # Python's own status for a traceback is 1, which here means drift.
 EXIT_FAILURE = 3
-_STARTED = time.monotonic()  # set before torch is imported, because the import takes seconds
+_STARTED = time.monotonic()  # includes the import of torch, which takes seconds
 
 app = typer.Typer(
     name="rlk",
@@ -349,7 +349,7 @@ def digest(
 
     A CPU under `--arithmetic sm_90` computes what a Hopper GPU computes: run this command on both.
 
-    Exit status: 0 the recorded digest, 1 another, 2 bad input, 3 a failure of the program itself.
+    Exit status: 0 the recorded digest, 1 another digest, 2 bad input, 3 a failure of the program itself.
     """
     with _statuses():
         from .digest import compute_digest

@@ -24,10 +24,10 @@ _ROUNDINGS, _ROUNDINGS_OF_ATTENTION = 3.0, 12.0
 _ROUNDINGS_OF_FACTOR = 0.5
 # Bounds of log-probabilities. Both sides compute them in float32, for any dtype of the model.
 _LOGPROB_TOLERANCE, _LEAST_LOGPROB = 1e-3, 1.0
-# A token with a very small output is measured relative to this share of the median output of all tokens.
+# The error of a token with a very small output is divided by this share of the median norm of all outputs.
 _LEAST_SHARE = 0.1
-# A factor explains the errors if they lie mostly along the rollout's vectors. Their part across these vectors, minus a
-# rounding, must then be at most this share of the part along these vectors.
+# One factor explains the errors if the errors are mostly parallel to the rollout's vectors. The perpendicular part of
+# an error, minus one rounding, must then be at most this share of the parallel part.
 _LARGEST_ACROSS = 0.5
 
 
@@ -37,8 +37,8 @@ class Judgement:
 
     Attributes:
         error: largest relative error of a token's vector.
-        factor: median over tokens of the training vector's component along the rollout's vector, divided by its length;
-            1.0 means equal sizes.
+        factor: the median over tokens of t * r / |r|^2, for the training vector t and the rollout's vector r; 1.0 means
+            equal sizes.
         scaled: whether the factor explains the errors: training vectors have the same direction as the rollout's
             vectors.
         roundings: the larger of `error` and the deviation of `factor` from 1, in units of one rounding.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-# PPO and GRPO with their usual setting clip ratios whose |ratio - 1| exceeds this number.
+# The usual clip range of PPO and GRPO: a ratio is clipped if |ratio - 1| exceeds this number.
 CLIP_RANGE = 0.2
 # A histogram of |log-ratio| by half decade shows tiny and huge drift in one picture. Negative and positive log-ratios
 # are counted separately.

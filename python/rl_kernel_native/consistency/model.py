@@ -283,11 +283,11 @@ def _twin(model: Any, name: str, copies: dict[int, torch.Tensor]) -> Any:
     parameters and buffers, except those that have a copy in `copies`."""
     shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     twin = copy.deepcopy(model, shared | copies)
-    twin.__dict__.pop("forward", None)  # an instance's own forward (TRL, accelerate) runs the original
+    twin.__dict__.pop("forward", None)  # TRL or accelerate may set one, which runs the original
     holding = [module for module in twin.modules() if patch.chosen_ops(module) is not None]
     try:
         for module in holding:
-            if not any(child in holding for child in module.children()):  # only the innermost patched module
+            if not any(child in holding for child in module.children()):  # `module` is the innermost patched one
                 patch.unpatch(module)
     except ValueError as error:
         raise BadInput(f"{name}: it is patched, and its patch cannot be taken off: {error}") from error

@@ -36,7 +36,7 @@ def _number(value: float | int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A sentence as HTML. No line breaks inside a number or inside a formula between bars."""
+    """A sentence as HTML. A browser breaks no line inside a number, or inside a formula such as |ratio - 1|."""
     return re.sub(r"\d[\d.]*e-\d+|(?:max |mean )?\|[^|]*\|", r'<span class="number">\g<0></span>', html.escape(text))
 
 

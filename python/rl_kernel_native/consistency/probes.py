@@ -187,7 +187,7 @@ def attached(model: Any, recorder: Recorder) -> Iterator[None]:
             output(layer.post_attention_layernorm, prefix + "post_attention_layernorm", "rms_norm")
             for name in ("gate_proj", "up_proj"):
                 output(getattr(mlp, name), f"{prefix}mlp.{name}", "linear")
-            if not is_served(mlp):  # if served, activation and product are one operator without a module
+            if not is_served(mlp):  # in a patched MLP, activation and product are one operator without a module
                 output(mlp.act_fn, prefix + "mlp.act_fn", "activation")
             input(mlp.down_proj, prefix + "mlp.gate_up_mul", "mul")
             output(mlp.down_proj, prefix + "mlp.down_proj", "linear")

@@ -36,7 +36,7 @@ def tokenizer_of(directory: Path) -> Encode:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # many types; the tokenizer cannot be loaded
+    except Exception as error:  # transformers raises many types for a tokenizer that cannot be loaded
         first_line = (str(error).strip().splitlines() or [""])[0]
         raise BadInput(
             f"prompts hold text but {directory} has no usable tokenizer ({first_line}); save one there by "
@@ -44,7 +44,7 @@ def tokenizer_of(directory: Path) -> Encode:
         ) from error
 
     files = {*tokenizer.vocab_files_names.values(), *_VOCABULARIES}
-    if not any((directory / name).is_file() for name in files):  # else transformers' tokenizer is empty
+    if not any((directory / name).is_file() for name in files):  # the loaded tokenizer is then empty
         raise BadInput(
             f"prompts hold text but {directory} has no tokenizer (none of {', '.join(sorted(files))}); save one there "
             "by tokenizer.save_pretrained, or give prompt_ids"

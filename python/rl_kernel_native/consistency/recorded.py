@@ -36,8 +36,9 @@ DIALECTS = (
     ("input_ids", "output_ids", "output_token_logprobs"),
     ("prompts", "responses", "rollout_log_probs"),
 )
-# A larger log-probability is no rounding of 0. An engine with exponentials in base 2, or with logit and lse from two
-# kernels, subtracts float32 numbers whose last bit is 6e-5 for logits of 1000; torch and vLLM never exceed 0.
+# A log-probability above this limit is an error, not a rounding of 0. An engine with exponentials in base 2, or with
+# logit and lse from two kernels, subtracts float32 numbers whose last bit is 6e-5 for logits of 1000. torch and vLLM
+# never exceed 0.
 _ABOVE_ZERO = 1e-4
 # Temperatures to try if the recorded log-probabilities do not fit the given temperature.
 _TEMPERATURES = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.25, 1.5, 1.75, 2.0)
@@ -209,7 +210,7 @@ def _ids(value: Any, field: str, where: str) -> list[int]:
 
 def _number(item: Any, token: int, where: str, position: int) -> float:
     """A log-probability: a number, SGLang's [logprob, id, text], or vLLM's {id: {"logprob": ...}}. A token that cannot
-    be drawn has -Inf; a number that float32 cannot hold is none."""
+    be drawn has -Inf. A finite number below the range of float32 is refused."""
     value = item
     if isinstance(item, dict):
         value = item.get(str(token), item)
