@@ -56,12 +56,12 @@ def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any], *
     def forward_of_asked(*given: Any) -> Any:
         operands = given[:arrays]
         found, saved = forward(*(None if x is None else x.value for x in operands), *given[arrays:])
-        # JAX would trace flags. Instead, () and None mark the arrays: they are structure, which stays static.
+        # JAX would trace boolean flags. It does not trace () and None, which are structure, so these mark the arrays.
         return found, (saved, tuple(None if x is None or not x.perturbed else () for x in operands))
 
     def backward_of_asked(*given: Any) -> Any:
         *options, (saved, asked), gradient = given
-        if isinstance(gradient, jax.custom_derivatives.SymbolicZero):  # the result gets no gradient
+        if isinstance(gradient, jax.custom_derivatives.SymbolicZero):  # no gradient reaches the result
             return (None,) * arrays
         return backward(*options, saved, tuple(x is not None for x in asked), gradient)
 

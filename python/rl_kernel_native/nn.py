@@ -102,7 +102,7 @@ class RMSNorm(torch.nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
-        """``y``; with a residual, ``(y, x + residual)``, which the same pass computes."""
+        """Returns ``y``. With a residual, one pass computes both ``y`` and ``x + residual``, and returns the pair."""
         return rk.rms_norm(
             x,
             self.weight,

@@ -126,9 +126,10 @@ def verl(
             )
         fields |= {"aggregation": "seq-mean-token-mean", "count_empty": forced[loss_mode], "horizon": None}
         if loss_mode == "geo_mean":
-            fields["dp_size"] = 1  # a plain mean
+            fields["dp_size"] = 1  # verl's geo_mean loss is a mean without this factor
     bounds = {"epsilon_low": low, "epsilon_high": high}
-    # The ratio is bounded above. clip_ratio_low and _high bound the divergence instead, which determines `selected`.
+    # DPPO bounds the ratio only from above. clip_ratio_low and clip_ratio_high bound the divergence, which the caller
+    # uses to choose `selected`.
     dppo = {
         "clip": "dppo", "log_ratio_clamp": 20.0, "epsilon_low": None, "epsilon_high": clip_ratio_c,
         "epsilon_absolute": True,
@@ -307,7 +308,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
 
     TRL's ``beta`` is for a KL in the reward (:func:`scatter_rewards`), and ``normalize_advantages`` is for the
     advantages, so neither is an argument here. For a sequence without a token, the loss is 0 here and minus the
-    advantage in TRL; both have no gradient.
+    advantage in TRL; in both cases, the gradient is 0.
 
     Args: as TRL's RLOOConfig names them.
     Returns: a :class:`PolicySpec`.
@@ -317,7 +318,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
         >>> rk.presets.trl_rloo(epsilon=0.1).level
         'sequence'
     """
-    # All tokens of a sequence have the same loss, so their mean is this loss.
+    # All tokens of a sequence have the same loss, so the mean over its tokens is the sequence's loss.
     return _spec(
         _trl_bounds(epsilon_high), level="sequence", epsilon_low=_check.number("epsilon", epsilon),
         epsilon_high=_either(epsilon_high, epsilon), aggregation="seq-mean-token-mean", count_empty=True,

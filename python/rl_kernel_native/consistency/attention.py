@@ -58,7 +58,7 @@ def eager_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The eager attention of the module's own file in transformers: products, an additive mask, a softmax.
 
-    Args and returns: as stock_attention.
+    Args and returns: the same as for stock_attention.
     """
     attend = sys.modules[_class_of(module).__module__].eager_attention_forward
     queries, keys = query.shape[2], key.shape[2]
@@ -83,10 +83,10 @@ def flash_attention(
     """The functions of the package flash-attn, as transformers calls them.
 
     Args:
-        query, key, value: as stock_attention.
+        query, key, value: the same as for stock_attention.
         attention_mask: [B, L], 1 for a real key, or None.
         kwargs: for a packed row, they include cu_seq_lens_q and max_length_q.
-    Returns: as stock_attention.
+    Returns: the same as stock_attention.
     """
     return _observed(_flash, module, query, key, value, attention_mask, kwargs)
 

@@ -472,7 +472,7 @@ def body(
         kwargs[SEQUENCES] = reason
     elif tokens is not None:
         cache = take_cache(kwargs)
-        for name in kwargs:  # transformers ignores unknown keywords
+        for name in kwargs:  # transformers would ignore an unknown keyword
             if name.startswith("cu_") and name not in OFFSET_NAMES:
                 raise TypeError(f"{name}: expected offsets by the names {' and '.join(OFFSET_NAMES)}, got {name}")
         kwargs[SEQUENCES] = located = locate_sequences(
@@ -486,7 +486,7 @@ def body(
             cu_seq_lens_q=kwargs.get("cu_seq_lens_q"),
             cu_seq_lens_k=kwargs.get("cu_seq_lens_k"),
         )
-        if position_ids is None:  # as in generate; the original also counts padding and other sequences
+        if position_ids is None:  # counts as `generate` does; the original also counts padding
             position_ids = located.positions(tokens.shape[0], tokens.shape[1])
         if cache is not None:
             kwargs[cache_name(base)] = cache
@@ -555,7 +555,7 @@ def remember(module: Any, name: str, chosen: frozenset[str], strict: bool) -> It
     """
     parents = [module, *(each for _, each in _below(module, name) if KNOWN not in each.__dict__)]
     found = [(each._modules, tuple(each._modules.values())) for each in parents if each._modules]
-    served = tuple(each for each in parents[1:] if is_served(each))  # no module contains itself
+    served = tuple(each for each in parents[1:] if is_served(each))  # without `module`, which must not hold itself
     bases = dict.fromkeys(base_of(each) for each in parents if is_served(each))
     module.__dict__[KNOWN] = (name, chosen, strict, found, served, tuple(bases))
     return bases

@@ -106,7 +106,7 @@ def _plan(model: Any) -> list[tuple[Any, Any]]:
         serve = by_class.get(type(module))
         if serve is not None:
             plan.append((module, serve))
-            within |= set(module.children())  # its children are not called, such as softmax
+            within |= set(module.children())  # children such as softmax are not called
         elif type(module) not in composed and module not in within:
             unknown.append(f"{name} ({type(module).__name__})")
     if unknown:

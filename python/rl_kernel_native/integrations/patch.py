@@ -92,7 +92,7 @@ def patch(model: Any, ops: Iterable[str] | None, strict: bool, probe: bool) -> P
             what = f"{name}, a part of it, is patched" if name else "patched"
             raise ValueError(f"model: {what} already; call unpatch_model on {'that' if name else 'it'} first")
     _require_data(model)
-    with torch.device("cpu"):  # for any default device
+    with torch.device("cpu"):  # overrides a default device that the caller has set
         plan = _planned(model, bodies, chosen, strict, probe)
     try:
         for step in plan.steps:
@@ -265,7 +265,7 @@ def _planned(model: Any, bodies: list[tuple[str, Any]], chosen: frozenset[str], 
     plan = _Plan()
     weight = next((p for p in bodies[0][1].parameters() if p.is_floating_point()), torch.zeros(1))
     proofs = Proofs(weight.dtype, weight.device, probe)
-    attentions: dict[int, set[str]] = {}  # by the id of an attention: its proved operators
+    attentions: dict[int, set[str]] = {}  # operators with a proof, by the id() of an attention
     for name, body in bodies:
         _plan_body(plan, name, body, chosen, proofs, attentions, strict)
     for name, module in model.named_modules():
@@ -376,7 +376,7 @@ def _plan_body(
     reason: str | None
     layers = [(n, m) for n, m in body.named_modules(prefix=name) if (known(m) or ("", ""))[1] == "Attention"]
     if found is None:
-        return  # a derived class, which is reported elsewhere with its attentions
+        return  # a class derived from a known class; other code reports it
     family = found[0]
     for at, module in layers:
         attentions[id(module)] = set()
@@ -459,7 +459,7 @@ def _watch(model: Any, body_name: str, chosen: frozenset[str], strict: bool) -> 
     """Adds hooks to a decoder and to each module that contains it. The hooks look for added modules before each
     forward."""
     parts = body_name.split(".") if body_name else []
-    for depth in range(len(parts), -1, -1):  # the decoder first, so that outer modules skip its modules
+    for depth in range(len(parts), -1, -1):  # from the decoder outwards; outer modules skip its modules
         name = ".".join(parts[:depth])
         module = model.get_submodule(name)
         if decoder.KNOWN in module.__dict__:

@@ -48,8 +48,8 @@ class RotaryTables:
         return self._seen[2]
 
     def _equals(self, inv_freq: torch.Tensor) -> bool:
-        """Compares with a tolerance for a cast and for a device's power function: one ulp of the exponent changes the
-        power by ln(theta) ulps."""
+        """Compares with a tolerance for a cast of the module and for the error of a device's power function. If the
+        exponent is off by one ulp, the power theta^exponent is off by ln(theta) ulps."""
         found = inv_freq.detach().cpu()
         cast = 0.0 if found.dtype == torch.float32 else torch.finfo(found.dtype).eps
         tolerance = cast + 32 * torch.finfo(torch.float32).eps

@@ -13,8 +13,8 @@ import torch
 
 
 def packed_positions(cu_seqlens: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """The position of each packed token in its sequence, [num_tokens] int64. The host reads no offsets, so bad offsets
-    give no error, but positions in range."""
+    """The position of each packed token in its sequence, [num_tokens] int64. The host does not read the offsets. Bad
+    offsets therefore raise no error; the positions are then wrong, but in range."""
     tokens = torch.arange(num_tokens, device=cu_seqlens.device, dtype=cu_seqlens.dtype)
     begins = cu_seqlens[(torch.searchsorted(cu_seqlens, tokens, right=True) - 1).clamp_min(0)]
     return (tokens - begins).clamp(0, num_tokens - 1).long()
@@ -41,7 +41,7 @@ class Sequences:
         """Positions of the last `num_queries` columns, or None if the rotary embedding can count columns itself.
 
         Shape [batch, num_queries]. Each packed sequence counts from 0; each padded row counts from its first key. The
-        host reads no offsets, so bad offsets give no error, but positions in range.
+        host does not read the offsets. Bad offsets therefore raise no error; positions are then wrong, but in range.
         """
         if self.cu_seqlens_q is not None:
             return packed_positions(self.cu_seqlens_q, batch * num_queries).view(batch, num_queries)

@@ -103,12 +103,12 @@ def withdraw(module: Any) -> None:
         names = {k: v for k, v in vars(kind).items() if k not in ("__dict__", "__weakref__")}
         ours = next(vars(base)["forward"] for base in kind.__mro__ if _OURS in vars(base))
         if inspect.unwrap(names.get("forward", module.forward)) is inspect.unwrap(ours):
-            names.pop("forward", None)  # a wrapper of the inherited forward, from checkpointing
+            names.pop("forward", None)  # checkpointing wraps the inherited forward
         module.__class__ = type(kind.__name__, bases, names)
     if cell is not None:
         cell.cell_contents = types.MethodType(type(module).forward, module)
     else:
-        module.__dict__.pop("forward", None)  # this library's method, as `why_kept` found
+        module.__dict__.pop("forward", None)  # why_kept() has found that this is no other code's forward
 
 
 def _forward_set(module: Any) -> Any:
@@ -123,7 +123,7 @@ def why_kept(module: Any) -> str | None:
         return None
     kind: Any = type(module)
     if getattr(forward, "__self__", None) is module and forward.__func__ is kind.forward:
-        return None  # the wrapper put the forward back
+        return None  # a wrapper was removed and has restored this forward
     return "the forward of {} was wrapped after the patch; undo that first"
 
 
@@ -136,7 +136,7 @@ def taken_over(module: Any) -> str | None:
     forward = _forward_set(module)
     if forward is None:
         return None
-    inner = inspect.unwrap(forward)  # unwraps accelerate's hooks, which call the wrapped forward
+    inner = inspect.unwrap(forward)  # the forward below wrappers, such as accelerate's hooks
     is_ours = getattr(inner, "__func__", inner) is inspect.unwrap(kind.forward)
     return None if is_ours else "a forward of its own was set after the patch"
 

@@ -37,7 +37,7 @@ _TOKENS = 8192
 
 # TRL's functions and names that this module replaces, calls or reads: private names, which any release may change.
 _HEAD = ("ctx", "hidden", "weight", "bias", "targets", "temperature", "chunk_size")
-_HEAD_OPTIONS = 3  # further positional ones: cap, scale, names of outputs
+_HEAD_OPTIONS = 3  # further positional parameters: cap, scale, names of outputs
 _METHODS = {
     "_compute_loss": {"self", "model", "inputs"},
     "_get_per_token_logps_and_entropies": {"model", "input_ids", "attention_mask", "logits_to_keep", "compute_entropy"},
@@ -84,7 +84,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
     for name in ("_ChunkedLogProbFunction", "maybe_gather_lm_head_ctx", "nanmax", "nanmin"):
         if not hasattr(utils, name):
             return f"{utils.__name__}.{name}"
-    head = utils._ChunkedLogProbFunction  # None in 1.15 without Triton; it is replaced anyway
+    head = utils._ChunkedLogProbFunction  # TRL 1.15 without Triton has None, and it is replaced too
     if head is not None:
         found = tuple(inspect.signature(head.forward).parameters)
         if found[: len(_HEAD)] != _HEAD or len(found) != len(_HEAD) + _HEAD_OPTIONS:
@@ -117,7 +117,7 @@ _lock = threading.Lock()
 _depth = 0  # number of open contexts, in all threads
 _originals: list[tuple[Any, str, Any]] = []
 _references: list[Any] = []  # reference models that a context has patched
-before_loss: list[Callable[[Any], None]] = []  # called with the trainer of each loss
+before_loss: list[Callable[[Any], None]] = []  # each function is called with the trainer before its loss
 _no_reference: set[int] = set()  # trainers that were already warned about an unpatched reference model
 
 
@@ -303,7 +303,7 @@ class ChunkedLogprob(torch.autograd.Function):
         hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         d_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wants_hidden else None
-        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # ZeRO-3 shards both tensors meanwhile
+        with maybe_gather_lm_head_ctx(weight, bias), rk.arithmetic(ctx.unit):  # gathers ZeRO-3's shards
             x, w, b = _cast(ctx.dtype, hidden, weight, bias)
             d_weight = torch.zeros(w.shape, dtype=torch.float32, device=w.device) if wants_weight else None
             d_bias = torch.zeros(len(w), dtype=torch.float32, device=w.device) if wants_bias else None
@@ -486,7 +486,7 @@ def _spec(self: Any, mode: str) -> rk.PolicySpec:
     )
 
 
-@functools.cache  # once for each length
+@functools.cache  # logs once for each length
 def _log_horizon(length: int) -> None:
     _logger.info("TRL's dr_grpo divides by sequences times max_completion_length, which is %d", length)
 

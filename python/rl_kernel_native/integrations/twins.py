@@ -130,7 +130,7 @@ class Twins:
         """A norm of `width`. If `module` is no norm of the family, the twin has the family's class."""
         found, dtype = known(module), dtype or self.dtype
         if found is None or found[1] != "RMSNorm":
-            module = family.type("RMSNorm")(1)  # its weights are ones or zeros, not random
+            module = family.type("RMSNorm")(1)  # its initialisation draws no random numbers
         twin = self.bare(module)
         around = 0.0 if family.norm == "offset_rms_norm" else 1.0
         twin.weight = torch.nn.Parameter(around + 0.2 * self.random(width, dtype=dtype))

@@ -98,7 +98,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
             break
         function = inner
     if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
-        return None  # a function of torch, or an inner function: only its file is checked
+        return None  # for a function of torch or an inner function, the file's place is the whole check
     codes = _codes(code.co_filename)
     if codes and (name not in codes or not _same(code, codes[name])):
         return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
@@ -113,12 +113,12 @@ def _why_callees_changed(function: Any, codes: dict[str, types.CodeType], seen: 
             strange = not origin.__code__.co_filename.startswith(_roots())
             variable = name not in codes and name not in _imports(function.__code__.co_filename)
             if strange and variable:
-                continue  # a function of another package, such as flash-attn
+                continue  # functions of other packages, such as flash-attn, are not checked
             # A function of this file is compared under `name`, an imported function under its qualified name.
             if name in codes and origin.__code__.co_filename != function.__code__.co_filename:
                 return f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             reason = why_changed(value, origin.__qualname__ if name not in codes else name, seen)
-            if reason is None and origin.__name__ != name and not variable:  # as transformers sets _unpad_fn
+            if reason is None and origin.__name__ != name and not variable:  # a variable: _unpad_fn
                 reason = f"{name} was replaced by {value.__module__}.{value.__qualname__}"
             if reason is not None:
                 return reason
@@ -218,12 +218,12 @@ def why_attention_changed(module: Any, family: Family) -> str | None:
         function = ALL_ATTENTION_FUNCTIONS[name]
     else:
         return f"its attention function {name!r} is not one of transformers'"
-    while isinstance(function, functools.partial):  # from the hub of kernels
+    while isinstance(function, functools.partial):  # a kernel of the Hub is a partial function
         function = function.func
     own = sys.modules[__name__.partition(".")[0]].__path__[0]
     file = getattr(inspect.unwrap(function), "__code__", None)
     if file is not None and file.co_filename.startswith(own):
-        return None  # the wrapper with which rlk compare records torch's attention
+        return None  # rlk compare's wrapper, which records torch's attention
     reason = why_changed(function, inspect.unwrap(function).__qualname__)
     if reason is None and name in ALL_MASK_ATTENTION_FUNCTIONS:
         mask = ALL_MASK_ATTENTION_FUNCTIONS[name]

@@ -81,8 +81,8 @@ class RlkAttentionMetadata:
     seq_lens: Tensor  # [num_requests] int32
     block_table: Tensor  # [num_requests, pages] int32
     slot_mapping: Tensor  # [num_actual_tokens or more] int64
-    find: Callable[[int], shared.Prefix | None]  # takes the size of a page
-    found: list[shared.Prefix | None] = field(default_factory=list)  # the result of find, for all layers of the step
+    find: Callable[[int], shared.Prefix | None]  # finds the groups, for a number of slots per page
+    found: list[shared.Prefix | None] = field(default_factory=list)  # empty, or the result of `find` for the step
 
     def prefix(self, page_size: int) -> shared.Prefix | None:
         """The step's groups of sequences that share pages, and the other pages of each sequence. Attention in a CUDA
@@ -157,11 +157,11 @@ class RlkAttentionImpl(AttentionImpl[RlkAttentionMetadata]):
         self.num_kv_heads = num_kv_heads or num_heads
         self.window_size = sliding_window
         self.kv_cache_dtype = kv_cache_dtype
-        self._updated: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # the cache of the last update, and its pages
+        self._updated: tuple[Tensor, tuple[Tensor, Tensor]] | None = None  # the updated cache, and its pages
 
     def _pages(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values as [pages, slots of a page, heads, columns]. An update keeps these views only for the next
-        call: held longer, they would keep the cache's memory alive."""
+        """Keys and values as [pages, slots of a page, heads, columns]. An update keeps these views for the next call
+        alone, because views that are kept longer keep the cache's memory alive."""
         updated, self._updated = self._updated, None
         if updated is not None and updated[0] is kv_cache:
             return updated[1]

@@ -6,11 +6,11 @@ from typing import Any
 
 from ... import __version__, contract
 
-# Models whose layers are exactly those of the trainer in integrations/families.py: RMSNorm rounds before its weight,
-# SiLU, and rotary products rounded to the dtype.
+# Models whose layers compute exactly as the trainer's in integrations/families.py. RMSNorm rounds before it multiplies
+# by its weight, the activation is SiLU, and rotary products are rounded to the dtype.
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 OPERATORS = ("attention", "embedding", "kv_cache_append", "linear", "logprob", "rms_norm", "rope", "sample", "silu_mul")
-KEY = "rl_kernel_native"  # in VllmConfig.additional_config
+KEY = "rl_kernel_native"  # a key in VllmConfig.additional_config
 NO_RESET = "sync_weights: the prefix cache, which holds keys of the old weights, could not be reset"
 
 

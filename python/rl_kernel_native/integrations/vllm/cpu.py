@@ -54,7 +54,7 @@ def install() -> None:
 
         @classmethod
         def import_kernels(cls) -> None:
-            """Imports nothing: the CPU platform has no kernels."""
+            """Imports nothing, because this platform has no compiled kernels."""
 
         @classmethod
         def is_cpu(cls) -> bool:
@@ -69,7 +69,7 @@ def install() -> None:
             return f"{__name__}.TorchAttentionBackend"
 
     vllm.platforms.current_platform = HostPlatform()
-    vllm.utils.torch_utils.PIN_MEMORY = False  # set at vLLM's import, without a platform
+    vllm.utils.torch_utils.PIN_MEMORY = False  # vLLM's import set it, before the platform was known
     _serve_by_torch()
 
 

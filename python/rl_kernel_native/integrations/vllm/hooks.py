@@ -9,7 +9,7 @@ from typing import Any
 from . import config, versions
 
 _log = logging.getLogger(__name__)
-_enabled: Any = None  # the `enabled` of the package, which install receives
+_enabled: Any = None  # the function enabled() of this package, which install() receives
 
 
 def install(enabled: Any) -> None:
@@ -100,7 +100,7 @@ def _loaded(own: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def not_served(model: Any) -> list[str]:
-    """The modules that compute with operators of others, each as "name (class)"."""
+    """The modules that compute with other operators than this library's, each as "name (class)"."""
     from vllm.model_executor.layers.attention import Attention
     from vllm.model_executor.layers.linear import LinearBase
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -110,7 +110,7 @@ def not_served(model: Any) -> list[str]:
     found = []
     for name, module in model.named_modules():
         if next(module.children(), None) is not None and not isinstance(module, Attention):
-            continue  # composed of other modules, which are checked
+            continue  # composed of other modules, which this loop checks
         method = getattr(module, "quant_method", None)
         if isinstance(module, LinearBase):
             served = type(method) is layers.RlkLinearMethod
@@ -126,7 +126,7 @@ def not_served(model: Any) -> list[str]:
     return found
 
 
-# Modules that compute nothing. For ApplyRotaryEmb, the parent RotaryEmbedding computes the rotation.
+# Modules that compute nothing. ApplyRotaryEmb is one, because its parent RotaryEmbedding computes the rotation.
 _WITHOUT_ARITHMETIC = ("ApplyRotaryEmb", "LogitsProcessor", "PPMissingLayer")
 
 

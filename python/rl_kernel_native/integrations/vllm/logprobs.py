@@ -49,7 +49,7 @@ def best_of(logits: Tensor, count: int, ids: Tensor) -> tuple[Tensor, Tensor]:
     found = of_tokens(logits, ids)
     if count > 0:  # sample also draws a token, which is not used
         best = rk.sample(logits, seed=0, sample_id=0, position=0, temperature=temperature_of(logits), n_logprobs=count)
-        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a bad row has no ids
+        ids = torch.cat((ids, best.top_ids.clamp_min(0)), 1)  # a row with an error has negative ids
         found = torch.cat((found, best.top_logprobs), 1)
     return ids, found
 

@@ -65,7 +65,7 @@ def only_kept(logits: Tensor, kept_ids: Tensor, offsets: Tensor) -> Tensor:
     place = torch.arange(kept_ids.shape[0], device=logits.device)
     row = torch.searchsorted(offsets[1:], place, right=True)
     inside = place < offsets[-1]
-    flat = torch.where(inside, row * columns + kept_ids, rows * columns)  # unwritten entries go past the end
+    flat = torch.where(inside, row * columns + kept_ids, rows * columns)  # unwritten entries mark the extra last place
     kept = torch.zeros(rows * columns + 1, dtype=torch.bool, device=logits.device).index_fill_(0, flat, True)
     kept = kept[:-1].view(rows, columns) | (offsets.diff() == 0)[:, None]
     return logits.masked_fill(~kept, float("-inf"))
@@ -101,13 +101,13 @@ def keyed(own: Any, self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         [
             [params.seed for params in every],
             [sample_id_of(params) for params in every],
-            [max(0, length - prompt) for length, prompt in zip(lengths, prompts, strict=True)],  # a chunk draws nothing
+            [max(0, length - prompt) for length, prompt in zip(lengths, prompts, strict=True)],  # 0 within a prompt
         ],
         dtype=torch.int64,
     )
     on_host = self.device.type == "cpu"
     batch.sampling_metadata.rlk_keys = keys if on_host else keys.pin_memory().to(self.device, non_blocking=True)
-    batch.generators.clear()  # torch's generators are unused; vLLM would reset those of unfinished prompts
+    batch.generators.clear()  # not used; vLLM would otherwise reset the generators of unfinished prompts
     return own(self, logits, spec_decode_metadata)
 
 
@@ -127,7 +127,7 @@ def sample(
         greedy = temperature < GREEDY_BELOW
         temperature = temperature.masked_fill(greedy, 1.0)
     min_p: Any = 0.0
-    for processor in m.logitsprocs.argmax_invariant:  # `keyed` has checked that they are all of one kind
+    for processor in m.logitsprocs.argmax_invariant:  # keyed() has checked that they are vLLM's own, so min_p
         if processor.min_p_count:
             min_p = processor.min_p.flatten()
     top_k: Any = 0 if m.top_k is None else m.top_k.masked_fill(m.top_k >= logits.shape[-1], 0)

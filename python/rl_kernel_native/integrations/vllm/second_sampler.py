@@ -53,7 +53,7 @@ def added(own: Any, self: Any, req_idx: int, prompt_len: int, sampling_params: A
     """Wraps Sampler.add_request."""
     own(self, req_idx, prompt_len, sampling_params)
     self.rlk_sample_ids[req_idx] = sample_id_of(sampling_params)
-    self.rlk_rows = None  # the last batch may have had another request in this slot
+    self.rlk_rows = None  # another request may have had this slot
 
 
 def rows_of(sampler: Any, slots: Any, columns: int, device: torch.device) -> Rows:
@@ -112,13 +112,13 @@ def sample(
     masked = self.logit_bias_state.use_logit_bias[idx_mapping_np].any()
     masked = bool(masked or self.bad_words_state.num_bad_words.np[idx_mapping_np].any())
     if masked:
-        logits = logits.clone()  # raw log-probabilities use the unprocessed logits
+        logits = logits.clone()  # raw log-probabilities need the unchanged logits
         self.logit_bias_state.apply_logit_bias(logits, expanded_idx_mapping, idx_mapping_np, pos)
         self.bad_words_state.apply_bad_words(
             logits, expanded_idx_mapping, idx_mapping_np, input_ids, expanded_local_pos
         )
     rows = rows_of(self, idx_mapping_np, logits.shape[-1], logits.device)
-    position = pos - rows.before  # negative within a prompt: vLLM drops such a token
+    position = pos - rows.before  # negative within a prompt, where vLLM drops the drawn token
     processed = self.logprobs_mode == PROCESSED
     if not return_logprobs or (rows.cuts if processed else masked):
         keys = rows.seed, rows.sample_id, position
@@ -131,8 +131,8 @@ def sample(
 def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: bool) -> Tensor:
     """Ids, with an attribute that holds the log-probabilities of the token and of the ``count`` most probable
     tokens."""
-    # If nothing is cut at temperature 1, processed and raw log-probabilities are equal, and the processed ones need no
-    # second pass over the logits.
+    # At temperature 1 without cuts, processed and raw log-probabilities are equal. The processed log-probabilities are
+    # then used, because they need no second pass over the logits.
     is_plain = rows.greedy is False and not rows.cuts and not isinstance(rows.temperature, Tensor)
     kind: Any = "processed" if processed or is_plain else "raw"
     found = rk.sample(
@@ -148,7 +148,7 @@ def scored(logits: Tensor, rows: Rows, position: Tensor, count: int, processed: 
         own, best, of_best = found.logprob, found.top_ids, found.top_logprobs
     every, values = ids.unsqueeze(-1), own.unsqueeze(-1)
     if count > 0:
-        every = torch.cat((every, best), 1).clamp_min_(0)  # a bad row has no ids
+        every = torch.cat((every, best), 1).clamp_min_(0)  # a row with an error has negative ids
         values = torch.cat((values, of_best), 1)
     ids.rlk_scores = every, values  # type: ignore[attr-defined]  # read by compute_topk_scores
     return ids

@@ -71,14 +71,14 @@ def find(pages: HostPages, lengths: np.ndarray, page_size: int, least_sequences:
             call, where sequences between two groups count as a group.
     """
     least = -(-LEAST_KEYS // page_size)
-    usable = (lengths - 1) // page_size  # full pages before the query's own key
+    usable = (lengths - 1) // page_size  # number of full pages before the query's own key
     far = usable >= least
     if not far.any():
         return None
     count = len(lengths)
     last = pages.columns(slice(0, count), least - 1)
     alike = far[1:] & far[:-1] & (last[1:] == last[:-1])
-    if not alike.any():  # most steps end here
+    if not alike.any():  # in most steps, no neighbours share pages
         return None
     shared = np.zeros(count - 1, np.int64)  # number of pages that sequences i and i + 1 share
     for i in np.flatnonzero(alike):
@@ -170,7 +170,7 @@ def prepared(own: Any, self: Any, input_batch: Any) -> Any:
     tables, slots = own(self, input_batch)
     requests = input_batch.idx_mapping_np
     for table, copy in zip(tables, getattr(self.block_tables, "rlk_pages", ()), strict=False):
-        rows = np.zeros(max(len(table), len(requests)), np.int64)  # padding has no keys, so any row will do
+        rows = np.zeros(max(len(table), len(requests)), np.int64)  # a padding row has no keys, so row 0 serves
         rows[: len(requests)] = requests
         table.rlk_pages = HostPages(copy, rows)
     return tables, slots
