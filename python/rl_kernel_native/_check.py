@@ -162,7 +162,7 @@ def number(name: str, value: Any) -> float:
     gradient. NumPy's float64 is converted, because it would widen float32 arrays in arithmetic."""
     if isinstance(value, float):
         return value if type(value) is float else float(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # also a SymInt
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 1023:  # in a trace, also a SymInt
         return float(value)
     import numpy as np
 

@@ -45,7 +45,7 @@ def asked_for(ctx: Any, of: Any, places: Sequence[int], main_grad: Any) -> list[
 
 
 def _incoming(of: Any, i: int, d: Any, dtype: Any, asked: Sequence[bool], main_grad: Any) -> Any:
-    """An incoming gradient in the form in which the dispatcher takes operands."""
+    """The incoming gradient of output ``i``, prepared as an operand for the dispatcher."""
     if d is None:
         return None
     if main_grad is not None and asked[of.of.index(of.accumulates)]:

@@ -78,11 +78,11 @@ def sum_of_products(tangents: Sequence[Any], kept: Sequence[Any], how: tuple[Any
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss whose forward keeps its gradients, for :func:`kept`. A backward multiplies the kept gradients by the
-    incoming gradient. There is no second derivative.
+    """The description, for :func:`kept`, of a loss whose forward computes the gradients and keeps them. A backward
+    multiplies the kept gradients by the incoming gradient. There is no second derivative.
 
     Attributes:
-        outputs: number of outputs in front of the gradients: the loss, then constants.
+        outputs: number of outputs before the gradients: the loss, then outputs that have no gradient.
         incoming: name of the incoming gradient.
         reads: number of options that the functions ``scale`` and ``along`` get.
         scale: a function that returns gradients. Its arguments are a function that calls operators, the incoming
@@ -128,8 +128,8 @@ class Composed:
         kept: a function of arrays and outputs that returns what the backward reads.
         prepared: a function of arrays, options and needed gradients that returns the options of an eager forward with a
             backward. None: the options stay those of the schema.
-        eager: a function that returns the autograd Function of eager calls. Short operators have such a Function,
-            because the engine's general Function would add a tenth to their time.
+        eager: a function that returns the autograd Function of eager calls. Operators with short kernels have their own
+            Function, because the engine's general Function would add a tenth to their time.
         backward: a function that returns the gradients of ``of``, None for unwanted gradients. Its arguments are a
             function that calls operators, the incoming gradients or None, the kept arrays, the options and which
             gradients are wanted. None: use ``composed``.
@@ -137,16 +137,16 @@ class Composed:
             operators, tangents and arrays of ``of``, and the options. None: use ``composed``.
         asked: a function of arrays and options that tells whether outputs after the first are asked for. Otherwise
             autograd sees only the first output.
-        accumulates: position of the array whose gradient is added to a ``main_grad``. ``main_grad`` is the last option
-            of an eager call, and is in no schema.
-        beside: position of an array whose cheap gradient is computed together with the gradient of ``accumulates``.
+        accumulates: position of the array whose gradient a backward may add to the caller's buffer ``main_grad``. This
+            buffer is the last option of an eager call, and is in no schema.
+        beside: position of an array whose gradient costs little, if the gradient of ``accumulates`` is computed too.
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: each element gets its own call.
         once: text of the error for an eager backward with create_graph; "" if the backward has derivatives.
         constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. None: no
             error, because these arrays are results of a forward, and their derivatives pass through ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
-        likes: positions of arrays whose :class:`Like` a backward reads in front of the kept arrays.
+        likes: positions of arrays of which a backward gets only the :class:`Like`, before the kept arrays.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.
         loss: the :class:`Loss` of :func:`kept`.
         no_tangent: text of the error for a tangent of an array outside ``of``; "" selects the common text.
@@ -224,7 +224,7 @@ def declared(options: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
 
 
 def _declared(kind: str, name: str, x: Any) -> Any:
-    is_symbol = not isinstance(x, (int, float)) and hasattr(x, "node")  # a traced number, in a backward
+    is_symbol = not isinstance(x, (int, float)) and hasattr(x, "node")  # a symbolic number, in the trace of a backward
     if is_symbol or (x is None and kind.endswith("?")):
         return x
     kind = kind.rstrip("?")

@@ -112,9 +112,9 @@ def _mapped(arguments: Any, places: tuple[int, ...], each: Callable[[Any], Any])
 
 
 def _as_tensors(arguments: tuple[Any, ...], places: tuple[int, ...]) -> Any:
-    """The arguments of a trace in the kernel's form. Each open number becomes a tensor by a product, a form that
-    torch's own pass knows. NaN marks its place in the arguments, so a NaN from the caller is also passed as a
-    tensor."""
+    """The arguments of a trace in the kernel's form. Each open number becomes a tensor: a tensor 1 times
+    the number, an expression that torch's compiler passes know. NaN marks the number's place in the arguments, so a NaN
+    from the caller is also passed as a tensor."""
     tensors: list[Tensor] = []
     is_open = False
 

@@ -1,5 +1,5 @@
-"""Corrections for the sampling engine, as frameworks define them and under their configuration names. This module is a
-part of ``presets``."""
+"""Corrections for an engine whose log-probabilities differ from the trainer's: the corrections of RL frameworks, under
+the frameworks' configuration names. This module is a part of ``presets``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def verl_rollout_correction(
     ``presets.verl(loss_mode="reinforce")``, or the clipped loss with ``old_logprob=rollout_logprob``.
     ``rollout_is_batch_normalize`` divides by the mean over this call; verl takes the mean over all ranks.
 
-    Args: as verl's configuration names them. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
+    Args: named as in verl's configuration. ``rollout_rs`` may list several criteria, ``"token_k1,seq_mean_k3"``;
         ``rollout_rs_threshold`` then has one value for each criterion, as in ``"0.5_2.0,0.01"``, or one value for all.
     Returns: keyword arguments.
     Raises: ValueError for a value that verl does not know.
@@ -126,7 +126,7 @@ def slime_mis(
     Pass the weights as ``policy_loss(importance_weight=...)`` with ``importance="given"``, and the returned mask as the
     loss's ``mask``. Mode ``"mask"`` removes tokens from the loss and leaves the weights unchanged.
 
-    Args: as slime's mis.yaml names them; a ``mis_lower_bound`` of None means ``1 / mis_upper_bound``, as slime intends.
+    Args: named as in slime's mis.yaml; a ``mis_lower_bound`` of None means ``1 / mis_upper_bound``, as slime intends.
     Returns: keyword arguments.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives/rollout_correction.md.

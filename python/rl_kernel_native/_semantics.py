@@ -1,4 +1,4 @@
-"""The meaning of a log-probability, as data. Both sides of a comparison declare it."""
+"""The meaning of a log-probability, as data. In a comparison, the trainer and the engine each declare theirs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class LogprobSemantics:
     Attributes:
         logits_dtype: ``"float32"``, ``"bfloat16"``, ``"float16"`` or ``"float64"``.
         raw: True for the unprocessed logits at temperature 1. The arguments of the draw then have their defaults.
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: as in the draw
-            (:func:`sample`).
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, order: the
+            values in the draw (:func:`sample`).
         logit_bias, allowed: whether the draw had a logit bias, or a mask of allowed tokens.
     Raises: TypeError for a wrong type; ValueError for a wrong value, or for an argument together with ``raw``.
     Example:

@@ -190,7 +190,7 @@ def operators() -> tuple[str, ...]:
 
 
 def rows_of(operator: str) -> tuple[Row, ...]:
-    """All rows of an operator, or of all operators whose contract has this stem; empty for an unknown name."""
+    """All rows of an operator, or of all operators whose C++ header has this name; empty for an unknown name."""
     return tuple(row for row in ROWS if operator in (row.operator, row.stem))
 
 

@@ -255,7 +255,7 @@ _rms_norm = _differentiable(_rms_norm_forward, _rms_norm_backward, arrays=2)
 def rms_norm(x: Any, weight: Any, eps: float, *, round_before_weight: bool = False) -> Any:
     """:func:`rl_kernel_native.rms_norm`, differentiable in ``x`` and ``weight``.
 
-    Args: as for :func:`rl_kernel_native.rms_norm`; ``eps`` and ``round_before_weight`` are Python values.
+    Args: the same as for :func:`rl_kernel_native.rms_norm`; ``eps`` and ``round_before_weight`` are Python values.
     Returns: shape and dtype of ``x``.
     Raises: TypeError and ValueError as :func:`rl_kernel_native.rms_norm`, when JAX traces the call.
 

@@ -123,7 +123,7 @@ class LinearLogprob(torch.nn.Linear):
     Parameters and checkpoints have the format of torch.nn.Linear, so the state of a model's ``lm_head`` loads into this
     module.
 
-    Args: as torch.nn.Linear; ``bias`` is False by default, as in LM heads.
+    Args: the same as for torch.nn.Linear; ``bias`` is False by default, as in LM heads.
 
     Example:
         >>> head = rk.nn.LinearLogprob(4, 10)

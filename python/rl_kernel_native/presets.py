@@ -90,12 +90,12 @@ def verl(
     ``policy_loss(denominator=...)``. With ``rollout_is`` ``"token"`` or ``"sequence"``, the loss computes the weights
     from ``rollout_logprob``. With ``"given"``, pass weights as ``importance_weight``: verl's own
     ``rollout_is_weights``, or weights by :func:`verl_rollout_correction`, which can also normalise over the batch and
-    reject tokens. ``loss_mode="reinforce"`` is the loss of bypass mode, in which the weights are those of the current
-    policy. For clip_cov and kl_cov, pass the tokens that :func:`covariance_mask` selects as ``selected``. For dppo_tv
-    and dppo_kl, pass the tokens outside the trust region (docs/objectives.md). ``clip_ratio``, ``clip_ratio_low`` and
-    ``clip_ratio_high`` are the bounds of this region.
+    reject tokens. ``loss_mode="reinforce"`` is the loss of verl's bypass mode, whose weights compare the current policy
+    with the rollout policy. For clip_cov and kl_cov, pass as ``selected`` the tokens that :func:`covariance_mask`
+    selects. For dppo_tv and dppo_kl, pass as ``selected`` the tokens outside the trust region (docs/objectives.md).
+    ``clip_ratio``, ``clip_ratio_low`` and ``clip_ratio_high`` are the bounds of this region.
 
-    Args: as verl's configuration names them; ``"seq-mean-token-sum-norm"`` requires ``loss_scale_factor``. If
+    Args: named as in verl's configuration; ``"seq-mean-token-sum-norm"`` requires ``loss_scale_factor``. If
         ``clip_ratio_low`` or ``clip_ratio_high`` is None, ``clip_ratio`` applies. verl's default configuration sets
         both to 0.2, so in verl ``clip_ratio`` alone changes nothing.
     Returns: a :class:`PolicySpec`.
@@ -216,12 +216,12 @@ def trl(
 
     With ``loss_type`` ``"dapo"``, ``"cispo"`` or ``"vespo"``, pass the divisor as ``policy_loss(denominator=...)``:
     ``num_items_in_batch.clamp(1) / num_processes``, times ``gradient_accumulation_steps / steps_per_generation`` in
-    training. ``use_vllm`` with the correction reads ``rollout_logprob``. Replace a NaN in it (a token that vLLM did not
-    score) with ``old_logprob``, as TRL does. A ``top_entropy_quantile`` below 1 needs ``selected=1 -
-    entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, computed over the global batch. With
+    training. With ``use_vllm`` and its correction, the loss reads ``rollout_logprob``. A token that vLLM did not score
+    has a NaN there: replace it with ``old_logprob``, as TRL does. A ``top_entropy_quantile`` below 1 needs ``selected=1
+    - entropy_mask(entropy, mask, top_quantile=top_entropy_quantile)``, computed over the global batch. With
     ``use_adaptive_entropy``, make a new spec for each coefficient.
 
-    Args: as TRL's GRPOConfig names them, with its defaults. ``loss_type="dr_grpo"`` divides by
+    Args: names and defaults are those of TRL's GRPOConfig. ``loss_type="dr_grpo"`` divides by
         ``max_completion_length``, whose default is 512 as in TRL: pass the length of your run.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that TRL does not know, or that this library does not support.
@@ -310,7 +310,7 @@ def trl_rloo(*, epsilon: float = 0.2, epsilon_high: float | None = None) -> Poli
     advantages, so neither is an argument here. For a sequence without a token, the loss is 0 here and minus the
     advantage in TRL; in both cases, the gradient is 0.
 
-    Args: as TRL's RLOOConfig names them.
+    Args: named as in TRL's RLOOConfig.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for an invalid bound.
     Source: docs/objectives/rloo.md.
@@ -334,7 +334,7 @@ def trl_gmpo(
 ) -> PolicySpec:
     """TRL's GMPO loss (TRL 1.16: trl/experimental/gmpo/gmpo_trainer.py, ``_compute_loss``).
 
-    Args: as TRL's GMPOConfig names them; ``epsilon`` and ``epsilon_high`` bound the log-ratio.
+    Args: named as in TRL's GMPOConfig; ``epsilon`` and ``epsilon_high`` bound the log-ratio.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for an invalid bound.
     Source: docs/objectives/gmpo.md.
@@ -379,7 +379,7 @@ def slime(
     number of tokens. ``advantage_estimator="gspo"`` uses the ratio of a whole sequence, and ``"cispo"`` uses CISPO's
     loss. Any other value uses PPO's loss with token ratios.
 
-    Args: as slime's command line names them. ``use_icepop`` means that slime's ``icepop_function`` replaces TIS.
+    Args: named as on slime's command line. ``use_icepop`` means that slime's ``icepop_function`` replaces TIS.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that slime does not know.
     Source: docs/objectives.md.
@@ -453,11 +453,11 @@ def openrlhf(
     Pass ``batch_num_tokens`` or ``global_batch_size`` as ``policy_loss(denominator=...)``. With
     ``policy_loss_type="gspo"`` and the correction on, OpenRLHF's ratio is relative to the rollout policy: pass the
     rollout's log-probabilities as ``old_logprob``. With an ``is_correction_gating`` of ``"binary_kl"`` or ``"tv"``,
-    pass the tokens that OpenRLHF drops as ``selected`` (docs/objectives/rollout_correction.md).
+    pass as ``selected`` the tokens that OpenRLHF drops (docs/objectives/rollout_correction.md).
     ``is_correction_threshold`` is then used to select these tokens, and is not part of the spec. ``unbiased_gradient``
-    of the KL is not supported with ``"gspo"``, because its ratio is that of a sequence, not of a token.
+    of the KL is not supported with ``"gspo"``, because a ratio of GSPO belongs to a sequence, not to a token.
 
-    Args: as OpenRLHF names them. ``kl_coef`` is the value of OpenRLHF's KL controller.
+    Args: named as in OpenRLHF. ``kl_coef`` is the value of OpenRLHF's KL controller.
     Returns: a :class:`PolicySpec`.
     Raises: ValueError for a value that OpenRLHF does not know, or that this library does not support.
     Source: docs/objectives.md.

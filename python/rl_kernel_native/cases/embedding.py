@@ -34,7 +34,7 @@ class _Table(NamedTuple):
 
 def _tables(dtypes: tuple[str, ...]) -> Iterator[_Table]:
     random = np.random.default_rng(6)
-    # One column; odd widths, which take no vector; several slices and blocks of tokens; a shard.
+    # Sizes: one column; odd widths, which allow no vector loads; several slices and blocks of tokens; a shard's rows.
     for tokens, rows, columns, start in ((3, 5, 1, 0), (70, 9, 33, 0), (9000, 300, 64, 0), (600, 20, 1032, 10)):
         for dtype in dtypes:
             ids = (40 + rows) ** random.random(tokens) - 1  # a few ids occur often

@@ -29,7 +29,7 @@ class _Ragged(NamedTuple):
 
 def _ragged() -> Iterator[_Ragged]:
     random = np.random.default_rng(6)
-    # One token; fewer tokens than one lane takes; more than a chunk of 2,048; many rows.
+    # Sizes: one token; fewer tokens than one lane sums; more than a chunk of 2,048; many rows.
     for rows, columns in ((1, 1), (5, 37), (4, 5000), (300, 64)):
         logprob = -random.exponential(1, (rows, columns)).astype(np.float32)
         ids = random.integers(0, 4, (rows, columns))

@@ -41,8 +41,8 @@ class Request:
     """The options of a run. ``model`` is a directory; prompts are drawn by ``seed`` from the model's vocabulary.
 
     Attributes:
-        logprobs: number of most probable tokens per position whose log-probabilities are returned, beside that of the
-            drawn token.
+        logprobs: number of most probable tokens per position whose log-probabilities are returned, in addition to the
+            drawn token's.
         pages_for: how many of the longest sequences fit into the engine's cache at once. If more sequences run, the
             engine must preempt some. 0: ``gpu_memory`` decides the cache's size on a GPU; on a CPU 0 means 2.
         cache_gib: GiB of the engine's cache on a GPU. 0: vLLM measures its memory use and gives the cache the rest of

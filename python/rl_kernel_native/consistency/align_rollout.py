@@ -42,8 +42,8 @@ def prompts_of(request: dict[str, Any]) -> list[list[int]]:
 
 
 def chunk_of(request: dict[str, Any]) -> int:
-    """A limit of tokens per step on a GPU. Few prompts fit into a step beside the other requests, which forces chunked
-    prefill."""
+    """The limit of tokens per step on a GPU. The limit is so low that few prompts fit into a step with other requests,
+    so the engine splits prompts into chunks."""
     return max(512, request["prompt_tokens"] + request["max_tokens"] + 8)
 
 

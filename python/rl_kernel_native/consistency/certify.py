@@ -64,7 +64,7 @@ class Entry:
     """A certificate's entry for one pass of one operator in one dtype and shape.
 
     Attributes:
-        operator, direction, outputs: as in contract.py.
+        operator, direction, outputs: the names in contract.py.
         exp: mode of the exponential, or "" without an exponential.
         options: the call's options, in words.
         backends: the backends whose digests must be equal, a name in contract.BACKENDS. With the hardware exponential,
@@ -360,8 +360,8 @@ def _group(backends: str, arithmetic: str) -> str:
 
 
 def compare_digests(certificate: Certificate, recorded: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
-    """Keys whose digest equals the recorded digest, and keys whose digest differs. Records are those of this arithmetic
-    and of "every"."""
+    """Keys whose digest equals the recorded digest, and keys whose digest differs. ``recorded`` has one
+    mapping for each arithmetic, and one under "every"."""
     same: list[str] = []
     other: list[str] = []
     for entry in certificate.entries:

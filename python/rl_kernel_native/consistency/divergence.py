@@ -67,7 +67,7 @@ def compare_traces(rollout: Trace, training: Trace, prompt_lengths: list[int]) -
             continue
         differs = bytes_differ(a, b).any(dim=1)
         delta = (b.double() - a.double()).abs()
-        # A NaN counts as an infinite error, unless both sides have NaNs with equal bytes, which count as no error.
+        # A NaN counts as an infinite error. NaNs that have equal bytes on both sides count as no error.
         delta = torch.where(differs[:, None], delta.nan_to_num(nan=float("inf"), posinf=float("inf")), 0.0)
         norm = a.double().norm(dim=1)
         relative = torch.where(differs, delta.norm(dim=1) / norm.clamp_min(torch.finfo(torch.float64).tiny), 0.0)

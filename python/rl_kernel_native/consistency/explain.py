@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .errors import spelled
 from .result import NAMED_FAULTS, ROUNDING, BatchRun, Comparison
 
-# Kinds of results, and the operator of this library that computes such a result if its name differs from the kind.
+# For a kind of result, the operator of this library that computes it. A kind that is absent is the operator's own name.
 _CALLS = {"rotary_emb": "rope", "mul": "silu_mul", "activation": "silu_mul", "lm_head": "linear"}
 _NAMES = {"stock": "stock", "sdpa": "sdpa", "eager": "eager", "flash": "flash", "rk": "rl_kernel_native"}
 

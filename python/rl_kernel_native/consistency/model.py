@@ -97,7 +97,7 @@ def find_directory(name: str | Path, argument: str = "model_a") -> Path:
     path = Path(name)
     try:
         is_file = path.is_file()
-    except OSError as error:  # no file can have this name
+    except OSError as error:  # for example, the name is too long for a file
         raise BadInput(f"{spelled(argument, str(path))}: {error.strerror}") from error
     if path.is_dir():
         return path
@@ -111,7 +111,7 @@ def find_directory(name: str | Path, argument: str = "model_a") -> Path:
     silence = _silence_of_hub(str(name))
     try:
         return Path(snapshot_download(str(name), allow_patterns=_FILES, local_files_only=silence is not None))
-    except Exception as error:  # many types: offline, gated, unknown, no such revision
+    except Exception as error:  # many types: offline, gated or unknown repository, no such revision
         if silence is not None and isinstance(error, LocalEntryNotFoundError):
             why = f"the Hub does not answer ({silence}) and its cache here has no such model"
         else:

@@ -26,6 +26,7 @@ from .served import base_of, is_served, observed, other_than_served, taken_over
 
 OFFSET_NAMES = ("cu_seq_lens_q", "cu_seq_lens_k")  # transformers' keywords for packed sequences
 SEQUENCES = "rk_sequences"  # keyword that passes the Sequences of a forward to the layers
+# Names of attributes that patch_model sets. A body is a decoder without its LM head, such as LlamaModel.
 ATTENTIONS = "_rk_attentions"  # attribute of a body: its attentions
 PROVED = "_rk_proved"  # attribute of a body: its attention function at the time of the proof
 TABLES = "_rk_tables"  # attribute of a rotary embedding: its own RotaryTables, by kind of layer

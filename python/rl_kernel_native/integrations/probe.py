@@ -178,8 +178,8 @@ class Proofs:
         return self._ask(("layer", facts(module)), question)
 
     def attention(self, body: Any, family: Family) -> str | None:
-        """Probes a body with one layer of each kind, in each mode: without padding, padded, packed, and with a
-        cache."""
+        """Probes a body (a decoder without its LM head) with one layer of each kind, in each mode: without padding,
+        padded, packed, and with a cache."""
 
         def question() -> str | None:
             kinds = {facts(layer.self_attn): layer for layer in reversed(body.layers)}

@@ -183,7 +183,8 @@ class Twins:
         return twin
 
     def config(self, body: Any, layers: list[Any]) -> Any:
-        """The configuration of a body with these layers, with torch's attention and short windows."""
+        """The configuration of a body (a decoder without its LM head) with these layers, torch's attention and short
+        windows."""
         config = copy.deepcopy(body.config)
         eager = config._attn_implementation == "eager" or not getattr(body, "_supports_sdpa", False)
         config._attn_implementation = "eager" if eager else "sdpa"

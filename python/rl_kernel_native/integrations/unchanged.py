@@ -98,7 +98,7 @@ def why_changed(function: Any, name: str, seen: set[int] | None = None) -> str |
             break
         function = inner
     if code.co_filename.startswith(_roots()[1]) or "<locals>" in name:
-        return None  # for a function of torch or an inner function, the file's place is the whole check
+        return None  # functions of torch and inner functions: only their file is checked
     codes = _codes(code.co_filename)
     if codes and (name not in codes or not _same(code, codes[name])):
         return f"{name} was replaced by {function.__module__}.{function.__qualname__}"
