@@ -32,8 +32,8 @@ void check_pages(const AttentionInput& p, const char* name, const std::int32_t* 
   }
 }
 
-// Checks, for a call of attention_partials, that k has room for a sequence's keys in the call's splits. `place` covers
-// all tokens in the arrays.
+// A call of attention_partials computes some splits of a sequence's keys. Checks that k is long enough to hold the keys
+// of these splits. `place` covers all tokens in the arrays.
 void check_keys_of_splits(const AttentionInput& p, const AttentionSpan& span, const AttentionSpan& place) {
   check_count("seqused_k", p.seqused_k, span.sequence, INT32_MAX);
   const std::int64_t last = std::min(span.num_keys, attention_split_begin(p.first_split + p.num_splits));

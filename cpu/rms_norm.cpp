@@ -45,8 +45,8 @@ class Backward {
       const std::int64_t rows = std::min(kRmsNormBlock, p_.num_rows - block);
       const std::int64_t num_groups = rms_norm_groups(rows);
       groups.assign(static_cast<std::size_t>(num_groups * p_.columns), 0.0f);
-      // If there are enough groups for all threads, one pass over memory computes everything. Otherwise a first pass
-      // takes rows, and a second pass takes columns of groups.
+      // If there are enough groups of rows for all threads, one pass over memory computes everything. Otherwise the
+      // threads share the rows in a first pass, and the columns of each group's sums in a second pass.
       if (num_groups >= 2 * num_threads() || num_threads() == 1) {
         run_groups(block, rows, groups.data());
       } else {

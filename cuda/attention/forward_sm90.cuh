@@ -1,5 +1,5 @@
-// The forward of attention for bf16 and fp16 by wgmma, for SM90. The kernel serves sequences with many queries, if TMA
-// can load their heads, also from pages. A block of threads is persistent, and two of its warps load. Two or three
+// The forward of attention for bf16 and fp16 by wgmma, for SM90. The kernel serves sequences with many queries if TMA
+// can load their heads. The keys may lie in pages. A block of threads is persistent, and two of its warps load. Two or three
 // warpgroups share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, the
 // softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. wgmma limits the speed.
 // README.md has measurements.

@@ -16,7 +16,7 @@ struct SharedTile {
 
   // key() returns the key of a row: the row's chunks are permuted by XOR with this key. So chunk i of eight consecutive
   // rows lies in eight different groups of banks.
-  static constexpr int kKeyRows = 8;  // keys repeat after this many rows
+  static constexpr int kKeyRows = 8;  // rows after which the XOR keys repeat
   static constexpr RLK_HD int key(int row) {
     return kRowChunks >= 8 ? row % 8 : row / (8 / (kRowChunks < 8 ? kRowChunks : 8)) % kRowChunks;
   }

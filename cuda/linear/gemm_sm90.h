@@ -29,7 +29,7 @@ inline constexpr GemmPlan kCopyingPlan{false, 128, 256, 1, false, 0, true};
 bool gemm_sm90_copies(const GemmParams& p);
 // Whether TMA can read an operand.
 bool gemm_sm90_reads(const GemmOperand& operand, std::int64_t extent, std::int64_t contraction);
-// Whether TMA can read both operands, and the segments end where stages end.
+// Whether TMA can read both operands and every segment ends at the end of a stage.
 bool gemm_sm90_serves(const GemmParams& p);
 // Whether a kernel can read the weights by ordinary loads, for products whose B TMA cannot read.
 bool gemm_sm90_loads_rows(const GemmParams& p);

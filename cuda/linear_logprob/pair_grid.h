@@ -36,7 +36,7 @@ struct RunItems {
   int pairs;       // pairs per run
 };
 struct PairItems {
-  int row_blocks, group_rows;  // blocks of rows; so many of them run close in time and share L2
+  int row_blocks, group_rows;  // blocks of rows; blocks in a group, which run close in time and share L2
   RunItems full, ends;         // runs of kRunPairs pairs; the last run of each part
 };
 // The fields are chosen one by one: a choice between two structs would put both structs in memory.

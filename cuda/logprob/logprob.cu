@@ -20,7 +20,7 @@ constexpr int kStreamWarps = !T::kPacked ? 14
                                          : 27;
 #else
 // Warps per block, each with a buffer in shared memory: as many as fit on compute capability 8.0, for elements of 2 and
-// of 4 bytes. Other capabilities have less shared memory and run fewer warps.
+// of 4 bytes. Other capabilities that run this code have less shared memory, and run fewer warps.
 template <class T, bool kMoments>
 constexpr int kStreamWarps = T::kPacked ? 19 : 9;
 #endif

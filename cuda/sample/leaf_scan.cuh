@@ -450,7 +450,7 @@ void run_pass(const SampleParams& p, const GroupGrid& grid, const SampleChunk& c
     const ScanWork work = scan_work(p, chunk, grid);
     const int most = multiprocessors(current_device()) * kLeafScanBlocks<kPass, kExp>,
               blocks = std::min(most, work.tasks);
-    // If a call has few groups, most warps would have no group of their own.
+    // In a call with few groups most warps would have no group of their own, so a block's warps share a group.
     const bool together = work.tasks <= kLeafScanWarps / 2 * most;
     launch_dependent<kAfter && RLK_CUDA_ARCH::kOverlap>(sample_leaf_scan_kernel<T, kExp, kPass>, blocks,
                                                         kLeafScanWarps * kWarp, 0, stream, p, grid, work, together);

@@ -143,8 +143,8 @@ class Composed:
         batch: a function of torch.func's info, dimensions, inputs and a call. It returns outputs with the batch in
             front, and their dimensions. None: each element gets its own call.
         once: text of the error for an eager backward with create_graph; "" if the backward has derivatives.
-        constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. None: no
-            error, because these arrays are results of a forward, and their derivatives pass through ``of``.
+        constants: text of the error for a gradient of an array outside ``of``; "" selects the common text. With None
+            there is no error: arrays outside ``of`` are results of a forward, which depend on the arrays ``of``.
         allows: a function of a position in ``of`` and the options that tells whether that array may have a gradient.
         likes: positions of arrays of which a backward gets only the :class:`Like`, before the kept arrays.
         reads_kept: whether ``tangents`` reads what a backward reads, instead of the arrays ``of`` and ``reads``.

@@ -85,7 +85,7 @@ def require(op: Operator, arrays: Sequence[Any], how: tuple[Any, ...]) -> None:
     for a, x in sorted(zip(op.arrays, arrays, strict=True), key=lambda pair: pair[0] is not op.arrays[op.leads]):
         if not ((a.number and is_number(x)) or (a.optional and x is None)):
             name = a.label(how, arrays)
-            if name in required or name in optional:  # two arrays share a label: the second keeps its name
+            if name in required or name in optional:  # where two arrays have one label, the second is named by `name`
                 name = a.name
             (optional if a.optional or a.number else required)[name] = x
     require_tensors(**required, cures=op.cures, optional=optional)
