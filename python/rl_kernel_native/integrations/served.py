@@ -1,7 +1,7 @@
 """Gives a transformers module another forward: the module gets a new class, derived from its former class.
 
-The module's former class and its functions stay as they are, and the new class stores no tensor. So copies, replicas and
-pickles of a module compute with their own tensors. No module refers to itself, so its memory is freed with the last
+The module's former class and its functions stay as they are, and the new class stores no tensor. So copies, replicas
+and pickles of a module compute with their own tensors. No module refers to itself, so its memory is freed with the last
 reference to the module. The class keeps its name, module and other attributes, so isinstance checks and look-ups by
 name find it.
 """
