@@ -47,7 +47,7 @@ struct PageBoxes {
 struct WgmmaCall {
   CUtensorMap q, k, v;
   std::int32_t tiles;
-  std::int32_t blocks;  // tiles of queries per sequence and head; for packed q, of all sequences together
+  std::int32_t blocks;  // tiles of queries per sequence and head; for packed q, at least the tiles of all sequences
   std::int32_t heads;   // query heads; if q is not packed, query heads of all sequences
   PageBoxes pages;
   std::int32_t section, in_section;  // number of heads (a section) whose keys and values together fit in L2; number of

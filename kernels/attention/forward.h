@@ -67,9 +67,9 @@ struct AttentionForwardShared {
   }
 };
 
-// Params is AttentionParams or AttentionPartialsParams. A split is 1,024 or more consecutive keys. With
-// AttentionPartialsParams, the class stores the sums of each split (a partial). With AttentionParams the class merges
-// the splits and stores the output.
+// Params is AttentionParams or AttentionPartialsParams. A split is 1,024 or more consecutive keys; only
+// a sequence's last split may have fewer. With AttentionPartialsParams, the class stores the sums of each split (a
+// partial). With AttentionParams the class merges the splits and stores the output.
 template <class Gpu, class T, class Tile, class Params = AttentionParams>
 class AttentionForward {
  public:

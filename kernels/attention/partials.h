@@ -1,6 +1,6 @@
-// Partials of attention, for every backend. A split is 1,024 or more consecutive keys. A partial is what a row computes
-// over one split: the reference m (row.h), the sum of probabilities l, and the sums of values. This file also tells
-// where partials are stored.
+// Partials of attention, for every backend. A split is 1,024 or more consecutive keys; only a sequence's last split may
+// have fewer. A partial is what a row computes over one split: the reference m (row.h), the sum of probabilities l, and
+// the sums of values. This file also tells where partials are stored.
 #pragma once
 
 #include "kernels/attention/row.h"

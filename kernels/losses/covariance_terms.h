@@ -65,7 +65,7 @@ struct CovarianceSumTerms : LowerSums {
 constexpr std::int32_t kNoCandidate = -1;  // bits of a NaN that no covariance has; they mark a token that is no
                                            // candidate
 
-// Computes covariances for tokens that may be masked (candidates). For other tokens the class writes the bits of
+// Computes covariances for tokens that may be selected (candidates). For other tokens the class writes the bits of
 // kNoCandidate.
 struct CovarianceTerms : EverySum {
   static constexpr int kInputs = 3, kOutputs = 1, kSums = 0;

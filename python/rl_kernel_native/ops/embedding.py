@@ -110,8 +110,8 @@ def embedding(
     fixed order, so it has the same bits on every backend and for any split of the vocabulary.
 
     Args:
-        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``. At most two dimensions may have any strides; further
-            dimensions must be contiguous to each other.
+        ids: ``[...]``, int32 or int64, in ``[0, vocab_size)``. Dimensions that are contiguous to each other
+            count as one; at most two may then remain, with any strides.
         weight: ``[rows, columns]``, float32, bfloat16 or float16; last dimension contiguous.
         vocab_start: the id of the table's first row.
         vocab_size: number of ids in the whole vocabulary. The default, ``vocab_start + rows``, is right if one rank has

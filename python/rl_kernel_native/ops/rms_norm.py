@@ -167,8 +167,9 @@ def rms_norm(
     - ``weight=None``: Llama 4's L2 norm of queries and keys, the values of Gemma 3n and 4.
 
     Args:
-        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. At most two of the leading dimensions
-            may have any strides, so a slice ``[tokens, heads, 128]`` of a fused projection is valid.
+        x: ``[..., K]``, float32, bfloat16 or float16; last dimension contiguous. Leading dimensions that are
+            contiguous to each other count as one; at most two may then remain, with any strides. A slice ``[tokens,
+            heads, 128]`` of a fused projection is therefore valid.
         weight: ``[K]``, of the dtype of ``x`` or float32, contiguous; or None.
         eps: added to the mean of squares; finite and > 0 as float32.
         residual: ``[..., K]``, as ``x``. ``x + residual``, rounded to the dtype of ``x``, is normalised and also

@@ -125,8 +125,8 @@ def rope(
 
     Args:
         q: ``[..., num_q_heads, head_dim]``, float32, bfloat16 or float16; last dimension contiguous. The other
-            dimensions are tokens. In every array, at most two token dimensions may have any strides; further token
-            dimensions must be contiguous to each other.
+            dimensions are tokens. In every array, token dimensions that are contiguous to each other count as one;
+            at most two may then remain, with any strides.
         k: ``[..., num_kv_heads, head_dim]`` of the same dtype and tokens, or None.
         cos, sin: float32 or the dtype of ``q``, last dimension contiguous. ``rotary_dim`` means ``partial_dim``, or
             ``head_dim`` if that is None. The width is ``rotary_dim`` (one value per rotated column, in the order of

@@ -240,7 +240,7 @@ struct AttentionMergeParams {
   std::int64_t num_q_heads = 0, value_dim = 8;
   DType dtype = DType::kBFloat16;
   Exp exp = Exp::kPortable;                   // exponential of sinks and of parts
-  std::int16_t order[kMaxMergedSplits] = {};  // indices of the splits in the arrays, ascending by split number
+  std::int16_t order[kMaxMergedSplits] = {};  // the splits' indices in the arrays, each once, by ascending number
 };
 
 // k and v must not be paged.

@@ -20,7 +20,7 @@
 //      mean for a lone member.
 //   c = the group's a with scale kGroup, the batch's a with kBatch, else 1. For kGiven, c is limited to at most 1.
 //   x = fl(fl(c s) - fl(c b)). Where b is computed from m, fl(m (c / a)) replaces fl(c b). Where b is computed from
-//       l, fl(l (c / a)) replaces fl(c b). Here a is the group's.
+//       l, fl(l (c / a)) replaces fl(c b). In both cases a is the group's.
 // kBatchMean subtracts the mean of the batch. With scale kGroup it divides by the group's deviation from this mean. So
 // b and x have other formulas, with a, m and r of the batch. If a single reward s counts in the batch, m is fl(a s):
 //   b = fl(m / a);  d = fl(fl(a s) - m);  x = d for scale kBatch, e = fl(u d) for kGroup, fl(d / a) for kNone; +0 where

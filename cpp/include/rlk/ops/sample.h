@@ -137,7 +137,7 @@ enum SampleStatus : std::int32_t {
   kBadPosition = 256,   // position outside [0, 2^32)
   kKeptOverflow = 512,
   kBadPenalty = 1024,  // repetition not a finite normal number > 0; presence or frequency not finite
-  kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or point past the entries
+  kBadHistory = 2048,  // an id outside [0, vocab_size), or offsets that descend or are outside the entries
   kBadBias = 4096,     // kBadHistory's faults in the bias, or ids of a row that do not ascend strictly
   kBadShards = 8192,   // a bit that sample_merge alone sets
 };
