@@ -241,7 +241,7 @@ class Frame:
         if self._kind == "cupy":
             with self._on_device():
                 return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-        return 0  # the legacy default stream: JAX and others finish an export before work on it
+        return 0  # the legacy default stream; JAX and others complete an export before later work on this stream
 
     def _on_device(self) -> Any:
         """A context with the call's device as CuPy's current device, on which CuPy allocates and finds its current

@@ -39,8 +39,8 @@ class Metrics:
         non_finite: tokens whose difference is NaN or infinite; they count as differing and are excluded from the means.
         histogram_edges, histogram_negative, histogram_positive: counts of |r| by half decade, for r < 0 and r > 0;
             the last bin counts everything beyond the last edge.
-        logits_equal_tokens: tokens whose logits rows have the same bytes on both sides.
-        logprob_differs_on_equal_logits: number of those tokens whose log-probability still differs.
+        logits_equal_tokens: number of tokens whose rows of logits have the same bytes on both sides.
+        logprob_differs_on_equal_logits: number of `logits_equal_tokens` whose log-probability still differs.
     """
 
     tokens: int

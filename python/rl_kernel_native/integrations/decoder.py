@@ -49,7 +49,7 @@ def embedding(module: Any, input: torch.Tensor) -> torch.Tensor:
 
 
 def scaled_embedding(module: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """Gemma's embedding, which is multiplied by a scale in its own dtype."""
+    """Gemma's embedding: the row of the table times a scale, in the table's dtype."""
     weight = module.weight
     return rk.embedding(input_ids, weight, padding_idx=module.padding_idx) * module.embed_scale.to(weight.dtype)
 
@@ -382,8 +382,8 @@ def rows_of_cache(x: torch.Tensor, num_keys: int, num_queries: int, window: int 
 
 
 def masks_for_generate(*, attention_mask: torch.Tensor | None = None, **_: Any) -> torch.Tensor | None:
-    """Called by generate for a static cache with this attention: returns the mask unchanged, so the model gets it as it
-    was given."""
+    """Returns the mask unchanged, so the model gets the caller's mask. ``generate`` calls this function for a static
+    cache with this attention."""
     return attention_mask
 
 

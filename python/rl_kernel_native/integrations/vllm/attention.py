@@ -104,7 +104,7 @@ class RlkAttentionBuilder(AttentionMetadataBuilder[RlkAttentionMetadata]):
         self.has_window = getattr(kv_cache_spec, "sliding_window", None) is not None
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-        """Captures without groups, because a graph would keep the number of groups that its capture had."""
+        """Captures a step without groups, because its CUDA graph could replay only the captured number of groups."""
         return replace(super().build_for_cudagraph_capture(common_attn_metadata), find=lambda page_size: None)
 
     def _find(self, m: Any, page_size: int) -> shared.Prefix | None:
