@@ -24,6 +24,7 @@ SHARED = {
     "_metrics": ["test_denominators", "test_policy_loss"],
     "_penalties": ["test_process_logits", "test_sample"],
     "_rewards": ["test_group_advantage"],
+    "_lost": ["test_engine_direct", "test_attention_partials"],
     "_main_grad": ["test_linear_bad_output", "test_rms_norm_engine", "test_overlaps"],
     "_engine": ["test_engine", "test_torch"],
     "_native": ["test_interface", "test_doctor"],
