@@ -378,7 +378,7 @@ RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::
   return results.run_within(a.workspace_bytes, false, linear_logprob_workspace, rlk::linear_logprob, &p);
 }
 
-// Params for the gradients that `needs` asks for, one bit per operand, before the gradients' memory is allocated. The
+// The params of a backward, without the gradients' memory. Each bit of `needs` asks for the gradient of one operand. The
 // gradient of a weight with a main_grad is float32. The gradient of hidden is float32, too, if it is one shard's addend
 // of a tree sum over all shards.
 LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {

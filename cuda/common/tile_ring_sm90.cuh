@@ -31,7 +31,7 @@ struct OneWarpgroupTile {
 
 // A ring of stages in shared memory. Members of Tile: kBM and kBN are the numbers of rows of A and of B. kAMnMajor and
 // kBMnMajor say whether the row index, not the contraction index, is contiguous. kTakesTurns says whether two
-// warpgroups take turns at both ends of a product.
+// warpgroups take turns at the start and at the end of a product.
 //
 // Turns: one warpgroup processes its sums while the other warpgroup multiplies. The first warpgroup multiplies the
 // first kLead stages of a product alone, while the second warpgroup processes the sums of its previous product. Near

@@ -46,7 +46,7 @@ __device__ __forceinline__ int quad_column() {
   return lane % 4 * 2;
 }
 
-// Converts accumulators of columns from `column` on to z, or to -Inf from column `last` on.
+// Converts the accumulators to z. The first belongs to `column`; those from column `last` on become -Inf.
 template <HeadLogits kLogits, int kFragment>
 __device__ __forceinline__ void make_logits(const HeadLaunch& g, float (&d)[kFragment], int column, int last) {
 #pragma unroll

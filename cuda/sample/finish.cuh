@@ -341,7 +341,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
       if (!map_.has_columns(i)) reinterpret_cast<uint4*>(mask_)[i] = make_uint4(0, 0, 0, 0);
     }
   }
-  // Computes the random words. The caller passes a barrier next.
+  // Computes the random words in shared memory. The caller needs a barrier before it reads them.
   __device__ void find_words() const {
     if (thread() >= kDrawWords) return;
     s_.words[thread()] = DrawWords<PlainMemory>(p_, row_)(draw_word(thread(), map_.height));

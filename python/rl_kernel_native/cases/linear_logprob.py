@@ -139,8 +139,8 @@ def _against_float64(arrays: Arrays, dtypes: tuple[str, ...]) -> Iterator[tuple[
 
 
 def checks(torch: Any, device: str, capability: tuple[int, int] | None) -> Iterator[Check]:
-    """Compares scores of hidden states with float64 and with logprob of linear, including gradients, shards and LoRA,
-    and on an sm_90 against the CPU."""
+    """Compares the head's scores and gradients with float64 and with ``logprob(linear(...))``, also with shards and
+    LoRA. An sm_90 GPU is also compared with the CPU."""
     arrays = Arrays(torch, device)
     dtypes = arrays.dtypes if device == "cpu" else arrays.dtypes[1:]  # only the CPU multiplies float32
 

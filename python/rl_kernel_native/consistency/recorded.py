@@ -74,8 +74,8 @@ class RecordedComparison:
         better_temperature: another temperature that fits the recorded log-probabilities far better, if such a
             temperature exists.
         better_mean_abs: mean |dlogp| at the better temperature, or with the shift.
-        shift: 1 if each recorded log-probability fits the token after its own token, -1 if it fits the token before,
-            else 0.
+        shift: 1 if each recorded log-probability fits the token after the token that it stands beside, -1 if it fits
+            the token before, else 0.
     """
 
     model: str

@@ -84,7 +84,7 @@ def _what_lacks(utils: Any, grpo_trainer: Any) -> str | None:
     for name in ("_ChunkedLogProbFunction", "maybe_gather_lm_head_ctx", "nanmax", "nanmin"):
         if not hasattr(utils, name):
             return f"{utils.__name__}.{name}"
-    head = utils._ChunkedLogProbFunction  # TRL 1.15 without Triton has None, and it is replaced too
+    head = utils._ChunkedLogProbFunction  # None in TRL 1.15 without Triton; this module replaces None, too
     if head is not None:
         found = tuple(inspect.signature(head.forward).parameters)
         if found[: len(_HEAD)] != _HEAD or len(found) != len(_HEAD) + _HEAD_OPTIONS:

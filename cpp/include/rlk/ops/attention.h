@@ -189,8 +189,8 @@ struct AttentionInput {
   const std::int32_t* group_offsets = nullptr;  // [num_groups + 1] from 0, at most num_sequences; null: no groups
   std::int64_t prefix_stride = 0;               // elements between groups
   std::int64_t num_groups = 0, max_prefix_pages = 0;
-  const std::int32_t* parents = nullptr;  // [num_sequences] in [-1, its index), or null: no trees. Needs cu_seqlens_q,
-                                          // which cu_seqlens_k must equal, and `causal`; no other list is allowed
+  const std::int32_t* parents = nullptr;  // [num_sequences] in [-1, its index), or null: no trees. Trees need `causal`
+                                          // and equal cu_seqlens_q and cu_seqlens_k, and allow no other list
   std::int64_t num_sequences = 0;
   std::int64_t q_tokens = 0;                       // tokens per sequence; packed: tokens of all sequences
   std::int64_t k_tokens = 0;                       // as q_tokens; paged: page_size * (max_prefix_pages + max_pages)
