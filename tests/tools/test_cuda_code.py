@@ -3,20 +3,13 @@ nor CUDA."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "cmake" / "CheckCudaCode.cmake"
-CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+from cmake_scripts import NEEDS_CMAKE, make_tool, run_script
 
-pytestmark = [
-    pytest.mark.skipif(not SCRIPT.is_file(), reason="no source tree beside the tests"),
-    pytest.mark.skipif(CMAKE is None, reason="no cmake"),
-]
+pytestmark = NEEDS_CMAKE
 
 
 def symbols(architecture: str, *kernels: str) -> str:
@@ -44,19 +37,12 @@ def symbols(architecture: str, *kernels: str) -> str:
 def test_a_kernel_without_code_for_hopper_fails_the_build(
     tmp_path: Path, sm_80: list[str], sm_90a: list[str], alone: str, said: str | None
 ) -> None:
-    assert CMAKE is not None
     for name, printed in (("sm80", symbols("sm_80", *sm_80)), ("sm90", symbols("sm_90a", *sm_90a))):
         (tmp_path / f"{name}.o").write_text(printed)
         (tmp_path / name).write_text(f"{tmp_path / name}.o\n")
-    dump = tmp_path / "cuobjdump"
-    dump.write_text('#!/bin/sh\ncat "$2"\n')
-    dump.chmod(0o755)
+    dump = make_tool(tmp_path / "cuobjdump", argument=2)
     options = {"CUOBJDUMP": dump, "SM80": tmp_path / "sm80", "SM90": tmp_path / "sm90", "ALONE": alone}
-    ran = subprocess.run(
-        [CMAKE, *(f"-D{k}={v}" for k, v in options.items()), f"-DRESULT={tmp_path / 'result'}", "-P", str(SCRIPT)],
-        capture_output=True,
-        text=True,
-    )
+    ran = run_script("CheckCudaCode.cmake", **options, RESULT=tmp_path / "result")
     assert (ran.returncode == 0) is (said is None) is (tmp_path / "result").exists()
     if said is not None:
         assert said in ran.stderr

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "cmake" / "CheckSimdCode.cmake"
-CMAKE = shutil.which("cmake", path=str(Path(sys.executable).parent)) or shutil.which("cmake")
+from cmake_scripts import NEEDS_CMAKE, make_tool, run_script
 
-pytestmark = [
-    pytest.mark.skipif(not SCRIPT.is_file(), reason="no source tree beside the tests"),
-    pytest.mark.skipif(CMAKE is None, reason="no cmake"),
-]
+pytestmark = NEEDS_CMAKE
 
 OWN = "W int rlk::sum<rlk::cpu::avx2::Floats>(int [4], rlk::cpu::avx2::Floats)"
 
@@ -35,16 +28,11 @@ OWN = "W int rlk::sum<rlk::cpu::avx2::Floats>(int [4], rlk::cpu::avx2::Floats)"
 def test_a_function_that_other_objects_may_share_fails_the_build(
     tmp_path: Path, symbols: list[str], said: str | None
 ) -> None:
-    assert CMAKE is not None
     (tmp_path / "kl.o").write_text("".join(f"0000000000000000 {symbol}\n" for symbol in symbols))
     (tmp_path / "objects").write_text(f"{tmp_path / 'kl.o'}\n")
-    nm = tmp_path / "nm"
-    nm.write_text('#!/bin/sh\ncat "$3"\n')
-    nm.chmod(0o755)
+    nm = make_tool(tmp_path / "nm", argument=3)
     options = {"NM": nm, "ISA": "avx2", "OBJECTS": tmp_path / "objects", "RESULT": tmp_path / "result"}
-    ran = subprocess.run(
-        [CMAKE, *(f"-D{k}={v}" for k, v in options.items()), "-P", str(SCRIPT)], capture_output=True, text=True
-    )
+    ran = run_script("CheckSimdCode.cmake", **options)
     assert (ran.returncode == 0) is (said is None) is (tmp_path / "result").exists()
     if said is not None:
         assert said in ran.stderr
