@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,27 @@ def test_splits_of_keys_are_no_business_of_batch_or_page(device: str, exp: str, 
         for form in ("right", "packed", "paged"):
             for b, got in enumerate(each(s, form, device=device, exp=exp)):
                 assert_same(got, want[b], (form, head_dim, s.lengths[b]))
+
+
+@pytest.mark.parametrize(("sequences", "most"), [(100, 1100), (5, 13000)], ids=["100 sequences", "13 splits"])
+@pytest.mark.parametrize("head_dim", [16, 72])
+def test_a_decode_step_of_many_rows_has_the_bytes_of_calls_of_few_rows(
+    sequences: int, most: int, head_dim: int, device: str, rng: np.random.Generator
+) -> None:
+    """On a GPU, warps merge the splits of more than 128 rows. With 3300 rows, a warp has two of the 33 heads, and the
+    last warp has one. Heads of at most 64 columns are merged two at a time. A warp loads ten splits at once."""
+    queries = [(0 if b % 5 == 3 else 2 if b % 5 == 4 else 1) for b in range(sequences)]
+    keys = [most, *rng.integers(2, most, sequences - 1)]
+    s = Sequences(rng, [(n, int(k)) for n, k in zip(queries, keys, strict=True)], (33, 11), head_dim, device=device)
+    used = [b for b in range(sequences) if queries[b] > 0 and b % 9 < 5]
+    few = copy.copy(s)
+    for name in ("lengths", "q", "k", "v", "dout"):
+        setattr(few, name, [getattr(s, name)[b] for b in used])
+    for options in ({}, {"window_size": 700}):
+        want = alone(few, device=device, backward=False, **options)
+        got = each(s, "cache", device=device, backward=False, **options)
+        for b, of_sequence in zip(used, want, strict=True):
+            assert_same(got[b], of_sequence, (options, s.lengths[b]))
 
 
 @pytest.mark.parametrize("page_size", [1, 2, 16])
