@@ -23,15 +23,24 @@ std::int64_t most_loaded(const GemmOperand& b) {
 
 // Whether the product takes long enough to hide copies by its own kernel. The first tiles wait for their copies, and
 // these copies are slower than those of a kernel that only copies (README.md).
+constexpr double kLeastProducts = 3e10;
+constexpr std::int64_t kLeastContraction = 4000;
+double products_of(const GemmParams& p) {
+  return static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.contraction);
+}
 bool hides_copies(const GemmParams& p) {
-  constexpr double kLeastProducts = 3e10;
-  constexpr std::int64_t kLeastContraction = 4000;
-  return p.contraction >= kLeastContraction &&
-         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.contraction) >= kLeastProducts;
+  return p.contraction >= kLeastContraction && products_of(p) >= kLeastProducts;
 }
 
-// Rows of copies begin at multiples of 128 bytes, a line of the L2: a box of TMA then reads whole lines.
+constexpr int kLineBytes = 128;  // a line of the L2
+// Rows of copies begin at lines: a box of TMA then reads whole lines.
 std::int64_t pitch_of(std::int64_t columns) { return (columns + 63) / 64 * 64; }
+// Whether the rows of an operand that TMA can read begin at lines. If not, a box needs two lines for each of its rows.
+bool begins_at_lines(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
+  const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
+  return reinterpret_cast<std::uintptr_t>(x.data) % kLineBytes == 0 &&
+         (rows <= 1 || x.rows.inner_stride * 2 % kLineBytes == 0);
+}
 
 std::int64_t bytes_of(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
   return x.contraction_contiguous ? extent * pitch_of(contraction) * 2 : contraction * pitch_of(extent) * 2;
@@ -74,10 +83,8 @@ void copy(const GemmOperand& x, std::int64_t first, std::int64_t extent, std::in
   RLK_CUDA_IN_USE("linear", device, aligned_rows)(p, stream);
 }
 
-}  // namespace
-
-GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
-  const bool a = !gemm_sm90_reads(p.a, p.m, p.contraction), b = !gemm_sm90_reads(p.b, p.n, p.contraction);
+// Plans copies of A, of B or of both, in a workspace of about `bytes`. TMA must be able to read the other operand.
+GemmCopies copies_of(const GemmParams& p, bool a, bool b, std::int64_t bytes) {
   void* const somewhere = reinterpret_cast<void*>(256);
   GemmParams q = p;
   if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
@@ -115,6 +122,32 @@ GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
   return copies;
 }
 
+// Plans copies of operands that TMA reads in place, but whose rows do not begin at lines. Loads from two lines cost a
+// forward product of two such operands about 0.4 of its time, and other products 0.15 (README.md). So copies must take
+// less time than these loads: the limits are those of measured products.
+GemmCopies copies_to_lines(const GemmParams& p) {
+  const bool a = !begins_at_lines(p.a, p.m, p.contraction), b = !begins_at_lines(p.b, p.n, p.contraction);
+  if (!a && !b) return {};
+  const bool forward = p.a.contraction_contiguous && p.b.contraction_contiguous && a && b;
+  const double least_products = forward ? kLeastProducts : 6.5e10, least_uses = forward ? 900 : 1500;
+  const auto m = static_cast<double>(p.m), n = static_cast<double>(p.n);
+  // Products per copied element.
+  const double uses = m * n / ((a ? m : 0) + (b ? n : 0));
+  if (uses < least_uses || p.contraction < kLeastContraction || products_of(p) < least_products) return {};
+  const GemmCopies copies = copies_of(p, a, b, kUsualBytes);
+  return copies.counters > 0 ? copies : GemmCopies{};
+}
+
+}  // namespace
+
+GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes) {
+  return copies_of(p, !gemm_sm90_reads(p.a, p.m, p.contraction), !gemm_sm90_reads(p.b, p.n, p.contraction), bytes);
+}
+
+GemmCopies gemm_copies_to_lines(const GemmParams& p, std::int64_t bytes) {
+  return copies_of(p, !begins_at_lines(p.a, p.m, p.contraction), !begins_at_lines(p.b, p.n, p.contraction), bytes);
+}
+
 GemmCopies gemm_copies(const GemmParams& p) {
   if (p.m <= most_loaded(p.b) && gemm_sm90_loads_rows(p) && !gemm_sm90_reads(p.b, p.n, p.contraction)) {
     GemmCopies copies;
@@ -123,7 +156,8 @@ GemmCopies gemm_copies(const GemmParams& p) {
       copies.rows_a = p.m, copies.bytes = bytes_of(p.a, p.m, p.contraction);
     return copies;
   }
-  if (std::min(p.m, p.n) < kFewest || gemm_sm90_serves(p)) return {};
+  if (std::min(p.m, p.n) < kFewest) return {};
+  if (gemm_sm90_serves(p)) return copies_to_lines(p);
   GemmCopies copies = gemm_copies_within(p, kUsualBytes);
   if (!hides_copies(p)) copies.counters = 0;
   return copies;

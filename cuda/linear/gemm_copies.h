@@ -1,5 +1,6 @@
 // Products of operands that TMA cannot read, because their rows have two strides or do not begin at multiples of 16
-// bytes. For the sm_90 kernels the operands are copied, for some rows of the product at a time.
+// bytes. For the sm_90 kernels the operands are copied, for some rows of the product at a time. Large products also
+// copy operands whose rows begin at multiples of 16 bytes, but not at lines of 128 bytes.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +34,8 @@ struct GemmCopies {
 GemmCopies gemm_copies(const GemmParams& p);
 // Plans the copies of a product of any size, in a workspace of about `bytes`.
 GemmCopies gemm_copies_within(const GemmParams& p, std::int64_t bytes);
+// The same for a product of operands that TMA can read, whose copies begin rows at lines of 128 bytes.
+GemmCopies gemm_copies_to_lines(const GemmParams& p, std::int64_t bytes);
 void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspace, int device, cudaStream_t stream);
 
 }  // namespace rlk::cuda

@@ -48,15 +48,13 @@ void run(const GemmParams& p, bool allow_vendor, void* workspace, int device, St
       return CublasLt::on(device)->run(p, record->algorithm, to_stream(stream));
     }
   }
-  if (capability == 90 && gemm_sm90_serves(p)) {
-    return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
-  }
   if (capability == 90) {
     const GemmCopies copies = gemm_copies(p);
     if (copies.serve() && (copies.bytes == 0 || workspace != nullptr)) {
       if (copies.bytes > 0) note_plan([] { return std::string("copies"); });
       return gemm_by_copies(p, copies, at_16_bytes(workspace), device, to_stream(stream));
     }
+    if (gemm_sm90_serves(p)) return gemm_sm90(p, choose_plan_sm90(p, multiprocessors(device)), to_stream(stream));
   }
   note_plan([&] { return name_of(RLK_CUDA_IN_USE("linear", device, choose_tile)(p)); });
   RLK_CUDA_IN_USE("linear", device, gemm)(p, to_stream(stream));

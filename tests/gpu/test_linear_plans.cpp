@@ -238,24 +238,28 @@ bool run_case(const Case& c, DType dtype) {
     std::printf("%s: sm_90 serves it, or does not, unexpectedly\n", name.c_str());
     return false;
   }
-  if (c.split > 0 || c.odd > 0) {
+  // Runs the product over copies, in parts of three sizes. `nothing`: no operand has to be copied, or none may be.
+  const auto run_copies = [&](const auto& copies_within, bool nothing) {
     for (const std::int64_t within : {std::int64_t{1}, std::int64_t{1} << 20, std::int64_t{1} << 30}) {
-      GemmCopies copies = gemm_copies_within(p, within);
+      GemmCopies copies = copies_within(p, within);
       // NaN in every element that is read before it is copied, and counters that are not 0.
       const std::vector<unsigned char> poison(static_cast<std::size_t>(copies.bytes) + 1, 0xff);
       const OnDevice<unsigned char> workspace(poison);
-      // gemm_copies_within leaves out rows of d at multiples of 16 bytes that end inside 16 bytes.
-      const bool left_out = d_stride * size_of(p.d_dtype) % 16 == 0 && p.n * size_of(p.d_dtype) % 16 != 0;
       for (const bool in_products : {true, false}) {
         if (in_products && copies.counters == 0) continue;
         if (!in_products) copies.counters = 0;
         const auto run = [&] { gemm_by_copies(p, copies, workspace.data, 0, nullptr); };
-        if (left_out ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
+        if (nothing ? copies.bytes == 0 : copies.bytes > 0 && result(run) == cpu) continue;
         std::printf("%s: copies of %lld bytes %s and the CPU differ\n", name.c_str(),
                     static_cast<long long>(copies.bytes), in_products ? "by the products" : "before the products");
         same = false;
       }
     }
+  };
+  // Copies leave out rows of d at multiples of 16 bytes that end inside 16 bytes.
+  const bool left_out = d_stride * size_of(p.d_dtype) % 16 == 0 && p.n * size_of(p.d_dtype) % 16 != 0;
+  if (c.split > 0 || c.odd > 0) {
+    run_copies(gemm_copies_within, left_out);
     const GemmCopies copies = gemm_copies(p);
     if (!copies.loads_rows) return same;
     const std::int64_t pitch = (p.contraction + 7) / 8 * 8;
@@ -290,6 +294,9 @@ bool run_case(const Case& c, DType dtype) {
     }
     return same;
   }
+  const auto at_lines = [](std::int64_t rows, std::int64_t stride) { return rows <= 1 || stride % 64 == 0; };
+  run_copies(gemm_copies_to_lines, left_out || (at_lines(a_contiguous ? c.m : c.contraction, a_stride) &&
+                                                at_lines(b_contiguous ? c.n : c.contraction, b_stride)));
   auto plans = gemm_plans_sm90(p);
   plans.push_back(choose_plan_sm90(p, multiprocessors(0)));
   for (const GemmPlan& plan : plans) {
