@@ -1,13 +1,15 @@
 // Records which algorithms of cuBLASLt give the bits of our kernels and take less time. The program prints the rows of
 // cuda/linear/cublaslt_<gpu>_<version>.inc on standard output, and a line per product on standard error. Usage:
-// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] [--from M] [--seconds S] > rows
-// --rows: forward products of only these numbers of rows; --from: forward products of at least so many rows; --seconds:
-// no product begins later
+// LD_LIBRARY_PATH=<folder of torch's libcublasLt> record_cublaslt [--rows M,M,...] [--from M] [--to M] [--seconds S]
+// --rows: forward products of only these numbers of rows; --from, --to: forward products of at least and at most so
+// many rows; --seconds: no product begins later
 //
 // An algorithm is admitted if its result equals ours to the byte and its time, in alternation, is at least kGain below
-// ours. Every buffer of weights must agree, with normal data and with exponents that spread over many orders. A record
-// covers all numbers of rows above the next smaller one of the list if the algorithm is faster at both ends. The bits
-// are then equal at every number up to 1024, and beyond that at some numbers between the ends.
+// ours. Times are taken under a lasting load, in which the power limit lowers the clocks. Every buffer of weights must
+// agree, with normal data and with exponents that spread over many orders. A record covers all numbers of rows above
+// the next smaller one of the list if the algorithm is faster at both ends. The bits are then equal at every number up
+// to 1024, and beyond that at some numbers between the ends. If no algorithm is faster at both ends of a range, but one
+// is faster at its upper end, the range is halved, up to kMostHalvings times.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -31,7 +33,11 @@ std::uint64_t count_differences(const void* a, const void* b, std::int64_t bytes
 namespace {
 
 constexpr double kGain = 0.01;
-constexpr int kMostProposals = 16;
+constexpr double kQuickMargin =
+    0.03;                        // algorithms that are slower by more than this in a short run are not timed again
+constexpr double kHeatMs = 250;  // load before a time is taken
+constexpr int kMostProposals = 16, kMostTimedAtFirst = 3, kMostHalvings = 2;
+constexpr std::int64_t kLeastHalved = 32;  // ranges of fewer rows are not halved
 constexpr std::int64_t kMostOutputs = 2'300'000'000;
 constexpr double kSlowFlops = 4e11;  // a replay has one such product
 
@@ -84,30 +90,37 @@ class Recorder {
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
-  // A record, if an algorithm is admitted. `before` is the next smaller number of rows in the list.
+  // A record, if an algorithm is admitted. `before` is the next smaller number of rows in the list. The record begins
+  // at `before` + 1 if the algorithm is faster there, too; otherwise it holds this number of rows alone.
   std::optional<cuda::CublasLtRecord> record(std::int64_t before) {
-    const auto proposals = library_.propose(memory_.params(0), kMostProposals);
+    const std::int64_t wanted = pass_ == LinearPass::kForward ? before + 1 : rows_;
+    const auto proposals = proposals_of(wanted);
     const Times quick = times(proposals, rows_, 3, 30);
     std::vector<cuda::CublasLtAlgorithm> equal;
     int slower = 0;
     for (std::size_t i = 0; i < proposals.size(); ++i) {
-      if (quick.vendor_us[i] > (1 - kGain / 2) * quick.native_us) {
+      if (quick.vendor_us[i] > (1 + kQuickMargin) * quick.native_us) {
         ++slower;
       } else if (is_equal(proposals[i], {rows_}, rows_ <= 1024 ? memory_.buffers() : 1)) {
         equal.push_back(proposals[i]);
       }
     }
-    const std::int64_t wanted = pass_ == LinearPass::kForward ? before + 1 : rows_;
     std::int64_t first = rows_;
     std::size_t best = 0;
     double ratio = 1;
     if (!equal.empty()) {
-      const Times last = times(equal, rows_, 8, 100);
-      std::vector<double> ratios(equal.size()), widest(equal.size());
-      for (std::size_t i = 0; i < equal.size(); ++i) widest[i] = ratios[i] = last.vendor_us[i] / last.native_us;
-      if (wanted < rows_) {
-        for (std::size_t i = 0; i < equal.size(); ++i) {
-          const Times low = runs(equal[i], wanted) ? times({equal[i]}, wanted, 8, 30) : Times{1, {1}};
+      const Times last = times(equal, rows_, 8, kHeatMs);
+      std::vector<double> ratios(equal.size()), widest(equal.size(), 1.0);
+      std::vector<std::size_t> order(equal.size());
+      for (std::size_t i = 0; i < equal.size(); ++i) ratios[i] = last.vendor_us[i] / last.native_us, order[i] = i;
+      std::ranges::sort(order, {}, [&](std::size_t i) { return ratios[i]; });
+      order.resize(std::min<std::size_t>(order.size(), kMostTimedAtFirst));
+      for (const std::size_t i : order) {
+        if (ratios[i] > 1 - kGain) break;
+        if (wanted == rows_) {
+          widest[i] = ratios[i];
+        } else if (runs(equal[i], wanted)) {
+          const Times low = times({equal[i]}, wanted, 8, kHeatMs / 2);
           widest[i] = std::max(ratios[i], low.vendor_us[0] / low.native_us);
         }
       }
@@ -143,6 +156,19 @@ class Recorder {
   }
   static void run_native(const cuda::GemmParams& p, cudaStream_t stream) {
     cuda::gemm_sm90(p, cuda::choose_plan_sm90(p, cuda::multiprocessors(0)), stream);
+  }
+
+  // What the library proposes for several numbers of rows from `wanted` on. The library may propose other algorithms for
+  // 414 than for 416 rows, although each algorithm serves both.
+  std::vector<cuda::CublasLtAlgorithm> proposals_of(std::int64_t wanted) const {
+    std::vector<cuda::CublasLtAlgorithm> all;
+    for (const std::int64_t rows : {rows_, rows_ - 2, (wanted + rows_) / 2}) {
+      if (rows < wanted) continue;
+      for (const auto& each : library_.propose(params(0, rows), kMostProposals)) {
+        if (std::ranges::find(all, each) == all.end()) all.push_back(each);
+      }
+    }
+    return all;
   }
 
   // Whether the library runs the algorithm for a number of rows for which the library did not propose it.
@@ -209,6 +235,22 @@ class Recorder {
   void* ours_ = nullptr;
 };
 
+// Appends the records of the rows above `range.first` up to `range.second`. If an algorithm serves only the last number
+// of rows, the halves of the range are tried.
+void record_range(const cuda::CublasLt& library, LinearPass pass, std::pair<std::int64_t, std::int64_t> range,
+                  const Layer& layer, DType out_dtype, int halvings, std::vector<cuda::CublasLtRecord>* records) {
+  const auto [before, last] = range;
+  const auto record = Recorder(library, pass, last, layer, out_dtype).record(before);
+  const bool is_whole = record && record->products.first_rows == before + 1;
+  if (pass == LinearPass::kForward && record && !is_whole && halvings > 0 && last - before >= kLeastHalved) {
+    const std::int64_t middle = (before + last) / 2;
+    record_range(library, pass, {before, middle}, layer, out_dtype, halvings - 1, records);
+    record_range(library, pass, {middle, last}, layer, out_dtype, halvings - 1, records);
+  } else if (record) {
+    records->push_back(*record);
+  }
+}
+
 }  // namespace
 }  // namespace rlk::bench
 
@@ -218,9 +260,11 @@ int main(int argc, char** argv) {
   std::vector<std::int64_t> only;
   CommandLine line;
   std::int64_t from = 1;
+  std::int64_t to = 1 << 20;
   double seconds = 1e9;
   line.value("rows", "M,M,...", [&](const char* text) { return row_list(text, &only); });
   line.value("from", "M", [&](const char* text) { return (from = std::atoll(text)) > 0; });
+  line.value("to", "M", [&](const char* text) { return (to = std::atoll(text)) > 0; });
   line.value("seconds", "S", [&](const char* text) { return (seconds = std::atof(text)) > 0; });
   if (!line.read(argc, argv)) return 2;
   if (!has_hopper()) return 1;
@@ -240,7 +284,7 @@ int main(int argc, char** argv) {
     std::int64_t before = 0;
     for (std::int64_t m : rows) {
       const std::int64_t smaller = std::exchange(before, m);
-      if (from > 1 && (pass != LinearPass::kForward || m < from)) continue;
+      if ((from > 1 || to < 1 << 20) && (pass != LinearPass::kForward || m < from || m > to)) continue;
       if (!only.empty() && (pass != LinearPass::kForward || std::ranges::find(only, m) == only.end())) continue;
       for (const Layer& layer : kLayers) {
         const bool head = layer.out_features > 1 << 16;
@@ -250,8 +294,7 @@ int main(int argc, char** argv) {
           ++left;
           continue;
         }
-        const auto record = Recorder(*library, pass, m, layer, out_dtype).record(smaller);
-        if (record) records.push_back(*record);
+        record_range(*library, pass, {smaller, m}, layer, out_dtype, kMostHalvings, &records);
         ++tried;
       }
     }
