@@ -15,12 +15,11 @@
 #include "rlk/backends.h"
 #include "rlk/math/half.h"
 #include "rlk/ops/rope.h"
+#include "tests/gpu/plan_memory.h"
 
 namespace rlk::cuda {
 namespace {
 
-constexpr int kSkipped = 77;
-constexpr unsigned char kCanary = 0xcd;
 constexpr std::int64_t kPositions = 60;  // the tables have one more row, of NaN
 
 struct Case {
@@ -66,23 +65,6 @@ const std::vector<Case> kCases = {
     {45, 3, 1, 128, 32, DType::kBFloat16, DType::kBFloat16, true, true, false, true, true},
 };
 
-struct OnDevice {
-  explicit OnDevice(const std::vector<unsigned char>& host) : size(host.size()) {
-    check(cudaMalloc(&data, size + 16), "cudaMalloc");
-    check(cudaMemcpy(data, host.data(), size, cudaMemcpyHostToDevice), "copy");
-  }
-  ~OnDevice() { cudaFree(data); }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  std::vector<unsigned char> host() const {
-    std::vector<unsigned char> copy(size);
-    check(cudaMemcpy(copy.data(), data, size, cudaMemcpyDeviceToHost), "copy");
-    return copy;
-  }
-  void* data = nullptr;
-  std::size_t size;
-};
-
 // Normal values; a few are large or small, zeros, infinities or NaN; the last `nans` are NaN.
 std::vector<unsigned char> values(std::int64_t count, DType dtype, std::mt19937* random, std::int64_t nans = 0) {
   const int bytes = size_of(dtype);
@@ -99,23 +81,9 @@ std::vector<unsigned char> values(std::int64_t count, DType dtype, std::mt19937*
   return memory;
 }
 
-int wrong = 0, compared = 0;
-
-void expect(const std::vector<unsigned char>& got, const std::vector<unsigned char>& want, const std::string& what) {
-  ++compared;
-  if (got == want) return;
-  ++wrong;
-  std::size_t i = 0;
-  while (got[i] == want[i]) ++i;
-  std::printf("%s: byte %zu of %zu differs\n", what.c_str(), i, got.size());
-}
-
 std::string text(const Case& c) {
-  return std::string(c.dtype == DType::kFloat32    ? "f32"
-                     : c.dtype == DType::kBFloat16 ? "bf16"
-                                                   : "f16") +
-         " [" + std::to_string(c.tokens) + ", " + std::to_string(c.q_heads) + "+" + std::to_string(c.k_heads) + ", " +
-         std::to_string(c.head_dim) + "]";
+  return std::string(short_name(c.dtype)) + " [" + std::to_string(c.tokens) + ", " + std::to_string(c.q_heads) + "+" +
+         std::to_string(c.k_heads) + ", " + std::to_string(c.head_dim) + "]";
 }
 
 void lay_out(const Case& c, std::int64_t heads, RopeHeads* h) {
