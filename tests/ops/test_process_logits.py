@@ -262,3 +262,26 @@ def test_a_tangent_of_the_logits_is_refused() -> None:
     z = torch.randn(3, 4)
     with pytest.raises(ValueError, match=r"^logits: expected a tensor without gradient"):
         torch.func.jvp(rk.process_logits, (z,), (z,))
+
+
+@pytest.mark.parametrize(
+    "name", ["repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias values"]
+)  # fmt: skip
+def test_a_penalty_refuses_a_gradient_as_logits_do(name: str, rng: np.random.Generator) -> None:
+    """The gradient was lost."""
+    logits, given = torch.randn(3, 9), edits(rng, 3, 9)
+    argument, _, part = name.partition(" ")
+    ids, values, offsets = given["logit_bias"]
+
+    def call(x: Any) -> Any:
+        return rk.process_logits(logits, **given | {argument: (ids, x, offsets) if part else x})
+
+    x = values if part else given[argument]
+    want = call(x)
+    with torch.no_grad():
+        assert same(call(x.clone().requires_grad_()), want)
+    words = f"^{name}: requires a gradient, and process_logits gives none; call .detach\\(\\)"
+    with pytest.raises(ValueError, match=words):
+        call(x.clone().requires_grad_())
+    with pytest.raises(ValueError, match=f"^{name}: has a tangent"):
+        torch.func.jvp(call, (x,), (torch.ones_like(x),))

@@ -187,3 +187,33 @@ def test_a_gradient_that_would_be_lost_is_refused(operator: str, name: str) -> N
     words = f"^{name}: has a tangent, and " if name == "loss_mask" else "expected a plain torch.Tensor in eager mode"
     with pytest.raises((TypeError, ValueError), match=words):
         torch.func.jvp(lambda x: getattr(rk, operator)(*arrays, **shard, **{name: x}), (given,), (given,))
+
+
+LSE = torch.zeros(4)
+OWN = {"logits": torch.ones(4, 9), "target": torch.zeros(4, dtype=torch.int64)}
+# Operators without autograd, with the arguments of a call: each float array could lose a gradient.
+WITHOUT_AUTOGRAD: dict[str, dict[str, Any]] = {
+    "logprob_backward": {
+        **OWN, "lse": LSE, "entropy": LSE, "dlogprob": LSE, "dlse": LSE, "dentropy": LSE, "temperature": LSE + 1,
+    },
+    "logprob_merge": {"stats": torch.zeros(1, 4, 5), "temperature": LSE + 1},
+    "logprob": {**OWN, "temperature": LSE + 1, "out": LSE.clone()},
+}  # fmt: skip
+LOST = [(op, name) for op, of in WITHOUT_AUTOGRAD.items() for name, x in of.items() if x.is_floating_point()]
+
+
+@pytest.mark.parametrize(("operator", "name"), [case for case in LOST if case != ("logprob", "out")])
+def test_every_argument_without_autograd_refuses_a_gradient(operator: str, name: str) -> None:
+    given = WITHOUT_AUTOGRAD[operator]
+    leaf = given[name].clone().requires_grad_()
+    assert getattr(rk, operator)(**given) is not None
+    with torch.no_grad():
+        assert getattr(rk, operator)(**given | {name: leaf}) is not None
+    words = f"{name}: requires a gradient, and {operator} gives none; .*detach"
+    if (operator, name) == ("logprob", "logits"):
+        words = "out: cannot be given where a gradient is wanted"
+    with pytest.raises(ValueError, match=f"^{words}"):
+        getattr(rk, operator)(**given | {name: leaf})
+    words = r"expected a plain torch\.Tensor|out: cannot be given"
+    with forward_ad.dual_level(), pytest.raises((TypeError, ValueError), match=words):
+        getattr(rk, operator)(**given | {name: forward_ad.make_dual(given[name], torch.ones_like(given[name]))})

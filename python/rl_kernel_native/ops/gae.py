@@ -111,6 +111,8 @@ def discounted_returns(
 ) -> ArrayT:
     """``G_t = R_t + gamma G_{t+1}``: REINFORCE++'s returns, before they are whitened.
 
+    Returns are constants without a gradient; inputs that require a gradient are treated as detached.
+
     Args:
         rewards, mask, cu_seqlens: as for :func:`gae`.
         gamma: in ``[0, 1]``.
@@ -150,7 +152,8 @@ def vtrace(
 
     With ``ratio = exp(logprob - rollout_logprob)``, ``rho = min(rho_bar, ratio)`` and ``c = lam min(c_bar, ratio)``:
     ``v_t = V_t + rho_t (R_t + gamma V_{t+1} - V_t) + gamma c_t (v_{t+1} - V_{t+1})`` and ``A_t = rho_t (R_t + gamma
-    v_{t+1} - V_t)``. Masks and sequences are as for :func:`gae`: token t+1 is the next token that counts.
+    v_{t+1} - V_t)``. Masks and sequences are as for :func:`gae`: token t+1 is the next token that counts. Both results
+    are constants without a gradient; inputs that require a gradient are treated as detached.
 
     Args:
         rewards, values, mask, cu_seqlens, bootstrap: as for :func:`gae`.

@@ -189,6 +189,7 @@ def logprob(
         return result[0] if returns == LOGPROB else _selected(result, wanted, verify, check, target)
     out = _check.given_outputs(out, LogprobResult._fields, wanted)
     frame = _call.frame_of(("logits",), (logits,), out)
+    refuse_gradients("logprob gives none; pass {name}.detach()", temperature=temperature)
     arrays = frame.exports((logits, target), ("logits", "target"))
     outputs = frame.exports(out, ("out",) * 5, True)
     options = (_exported(frame, arguments), resolve_exp(exp, frame.device), returns, outputs)
@@ -304,6 +305,7 @@ def logprob_merge(
     """
     returns = wanted_bits(return_lse, return_entropy, return_sum_p_sq, return_status)
     frame = _call.frame_of(("stats",), (stats,))
+    refuse_gradients("logprob_merge gives none; pass {name}.detach()", stats=stats, temperature=temperature)
     given = (frame.export(stats, "stats"), frame.export(temperature, "temperature"))
     result = _native_results(frame, _C.logprob_merge(*given, returns, 0.0, 0, frame.allocate, frame.stream), None)
     return result if returns == LOGPROB else LogprobResult(*result)
@@ -352,8 +354,14 @@ def logprob_backward(
     kept_ids, kept_offsets = _check.kept_arrays(kept)
     ignore_index, vocab_start = _check.integer("ignore_index", ignore_index), _check.integer("vocab_start", vocab_start)
     arguments = (temperature, logit_scale, softcap, ignore_index, valid_vocab, canonical_vocab, kept_ids, kept_offsets)
-    rows = (lse, entropy, dlogprob, dlse, dentropy)
+    rows = {"lse": lse, "entropy": entropy, "dlogprob": dlogprob, "dlse": dlse, "dentropy": dentropy}
     frame = _call.frame_of(("logits",), (logits,))
+    refuse_gradients(
+        "logprob_backward gives none; call under torch.no_grad() or pass {name}.detach()",
+        logits=logits,
+        **rows,
+        temperature=temperature,
+    )
     if out is not None and _dispatch.is_tensor(logits) and not _dispatch.is_tensor(out):
         raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     result = _C.logprob_backward(
@@ -363,7 +371,7 @@ def logprob_backward(
         resolve_exp(exp, frame.device),
         vocab_start,
         vocab_size,
-        tuple(map(frame.export, rows, ("lse", "entropy", "dlogprob", "dlse", "dentropy"))),
+        tuple(map(frame.export, rows.values(), rows)),
         None if out is None else frame.export_output(out, "out"),
         frame.allocate,
         frame.stream,

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from .. import _check, _dispatch
 from .._call import call
+from .._lost import refuse_gradients
 from .._native import functions
 from .._operator import Array, Operator
 from .._penalties import NAMES, ORDERS, penalties_of
@@ -85,7 +86,7 @@ def process_logits(
     Returns:
         float32, of the shape of the logits. A row with a bad entry is entirely NaN; :func:`sample` gives it a status.
     Raises:
-        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value, or for logits that require a
+        TypeError for a wrong dtype or type; ValueError for a wrong shape, device or value, or for an array that needs a
         gradient; RuntimeError if this build has no kernel for the device.
     Source: the contract; the repetition penalty after Keskar et al. 2019, arXiv:1909.05858.
     Example:
@@ -102,6 +103,8 @@ def process_logits(
 
         if given.requires_grad or lost_derivative(given) is not None:
             raise ValueError("logits: expected a tensor without gradient, which process_logits has not; call .detach()")
+    if found is not None:
+        refuse_gradients("process_logits gives none; call .detach()", **dict(zip(NAMES, found, strict=True)))
     start = _check.integer64("vocab_start", vocab_start)
     size = None if vocab_size is None else _check.integer64("vocab_size", vocab_size)
     z: ArrayT = processed(logits, penalties, order, start, size)[0]

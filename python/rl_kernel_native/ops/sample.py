@@ -184,7 +184,7 @@ def sample(
     A row's token depends only on its logits, its parameters and ``(seed, sample_id, position)``. The same token is
     drawn in any batch and in any row, and it can be drawn again later. ``logprob(logits, ids, temperature=...,
     kept=result.kept)`` gives this call's log-probability, bit for bit. A trainer can therefore score the distribution
-    that the rollout drew from.
+    that the rollout drew from. No result has a gradient; inputs that require a gradient are treated as detached.
 
     Args:
         logits: ``[num_rows, vocab_size]`` float32, float16 or bfloat16; columns contiguous, rows of any stride; at most

@@ -149,6 +149,7 @@ def sample_partial(
     """A shard's part of :func:`sample`, for a vocabulary that is split over ranks. The result is a payload, a small
     array. Ranks exchange payloads once, or in four rounds, and :func:`sample_merge` then draws the tokens. One exchange
     serves greedy rows, rows without truncation, and a ``top_k`` of at most 256. Four rounds serve every row.
+    Logits that require a gradient are treated as detached.
 
     Args:
         logits_shard: ``[num_rows, shard]`` float32, float16 or bfloat16: columns ``vocab_start`` to

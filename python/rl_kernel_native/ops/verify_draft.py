@@ -67,7 +67,8 @@ def verify_draft(
     probability min(1, p(x) / q(x)). In place of the first rejected token, this mode draws from max(0, p - q). If all
     draft tokens are accepted, the next token is drawn from p. Here p is the distribution from which :func:`sample`
     draws, and q is the draft's. This mode uses the random words of stream 1, so :func:`sample` may draw the draft with
-    the same keys. This mode holds the kept sets of all steps in memory: 5 bytes per logit.
+    the same keys. This mode holds the kept sets of all steps in memory: 5 bytes per logit. No result has a gradient;
+    logits that require a gradient are treated as detached.
 
     Args:
         target_logits: ``[num_rows, num_draft + 1, vocab_size]`` float32, float16 or bfloat16, contiguous. Logits [i, j]
