@@ -23,6 +23,7 @@ from torch_properties import (  # noqa: E402
 )
 
 forward_ad = torch.autograd.forward_ad
+FUNCTIONS = (rk.embedding, torch.nn.functional.embedding)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -244,6 +245,41 @@ def test_forward_mode_has_the_bytes_of_the_operators(o: Operands) -> None:
         of_sums = forward_ad.unpack_dual(sums).tangent
     assert not differing(tangent, rk.embedding(o.ids, o.weight * 2, padding_idx=1))
     assert not differing(of_sums, rk.embedding_backward(o.dy * 2, o.ids, 40, padding_idx=1))
+
+
+def _tangent_of_gradient(f: Any, w: Any, t: Any) -> Any:
+    return torch.func.jvp(lambda dy: torch.func.vjp(f, w)[1](dy)[0], (f(w),), (f(t),))[1]
+
+
+def _gradient_of_gradient(f: Any, w: Any, t: Any) -> Any:
+    dy = f(w).detach().requires_grad_()
+    leaf = w.clone().requires_grad_()
+    (dweight,) = torch.autograd.grad(f(leaf), leaf, dy, create_graph=True)
+    return torch.autograd.grad(dweight, dy, t)[0]
+
+
+# Derivative -> a function of embedding, the table and a tangent of the table; whether the padding row contributes.
+DERIVATIVES: dict[str, tuple[Any, bool]] = {
+    "tangent": (lambda f, w, t: torch.func.jvp(f, (w,), (t,))[1], True),
+    "gradient": (lambda f, w, t: torch.func.vjp(f, w)[1](f(t))[0], False),
+    "tangent of the gradient": (_tangent_of_gradient, False),
+    "gradient of the gradient": (_gradient_of_gradient, False),
+}
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_a_padding_row_has_the_derivatives_of_torch(derivative: str, compiles: bool, device: str) -> None:
+    """torch keeps the row's tangent and drops its gradient. The sums of small integers are exact."""
+    ids = torch.tensor([2, 1, 1, 0], device=device)
+    weight, tangent = (torch.arange(24.0, device=device).view(3, 8) - x for x in (9, 4))
+    of, contributes = DERIVATIVES[derivative]
+    if compiles and derivative != "gradient of the gradient":
+        of = torch.compile(of, fullgraph=True, backend="eager")
+    got, want = (of(lambda w, f=f: f(ids, w, padding_idx=1), weight, tangent) for f in FUNCTIONS)
+    assert not differing(got, want)
+    row = got[1] if len(got) == 3 else got[1:3]
+    assert (row != 0).any() == contributes
 
 
 def test_activation_checkpointing(o: Operands) -> None:

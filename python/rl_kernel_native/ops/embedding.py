@@ -116,7 +116,8 @@ def embedding(
         vocab_start: the id of the table's first row.
         vocab_size: number of ids in the whole vocabulary. The default, ``vocab_start + rows``, is right if one rank has
             the whole table. Rows past this size are padding.
-        padding_idx: an id whose row is returned but gets no gradient, as in torch.
+        padding_idx: an id whose row is returned but gets no gradient. Forward mode keeps the row's tangent. torch's own
+            embedding does both.
         check: raise a ValueError that names the first bad id. The check synchronises, and breaks the graph of
             torch.compile.
         on_bad_id: ``"nan"``: an id outside ``[0, vocab_size)`` makes its row NaN and has no gradient. Such an id reads
