@@ -134,7 +134,7 @@ _NUMPY_1 = np.__version__.startswith("1.")  # capsules of NumPy 1 do not say tha
 
 def true_places(flags: Any, option: str) -> Any:
     """The indices of the true flags of a vector. ``option`` asks to read the flags, so they must have values."""
-    if is_tensor(flags) and not is_compiling() and not _has_values(flags):
+    if is_tensor(flags) and not is_compiling() and _has_no_values(unwrapped(flags, _has_no_values)):
         raise ValueError(
             f"{option}: expected tensors whose values can be read, got a batch of torch.func.vmap, or no memory"
         )
@@ -142,13 +142,18 @@ def true_places(flags: Any, option: str) -> Any:
     return found[0] if isinstance(found, tuple) else found.reshape(-1)
 
 
-def _has_values(tensor: Any) -> bool:
+def unwrapped(tensor: Any, stops: Callable[[Any], bool] = lambda tensor: False) -> Any:
+    """The tensor inside the wrappers of torch.func: the innermost tensor, or the outermost one for which ``stops`` is
+    true."""
     functorch = torch_module()._C._functorch  # type: ignore[union-attr]
-    while not (functorch.is_batchedtensor(tensor) or tensor.is_meta or type(tensor).__name__ == "FakeTensor"):
-        if not functorch.is_functorch_wrapped_tensor(tensor):
-            return True
+    while not stops(tensor) and functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
-    return False
+    return tensor
+
+
+def _has_no_values(tensor: Any) -> bool:
+    is_batch: bool = torch_module()._C._functorch.is_batchedtensor(tensor)  # type: ignore[union-attr]
+    return is_batch or tensor.is_meta or type(tensor).__name__ == "FakeTensor"
 
 
 def is_array(x: Any) -> bool:

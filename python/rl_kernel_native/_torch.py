@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _in_graph
+from ._dispatch import unwrapped
 from ._native import module as _C
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # the index is the extension's number for the dtype
@@ -163,10 +164,7 @@ def readable(tensor: Tensor, dims: int | None = 3) -> Tensor:
 def with_memory(tensor: Tensor) -> Tensor:
     """A tangent of forward mode, in memory. If one factor of a product has no tangent, torch makes zeros without memory
     (a ZeroTensor). A kernel would get such zeros as one expanded element, so they are copied."""
-    inner = tensor
-    while _is_wrapped(inner):
-        inner = torch._C._functorch.get_unwrapped(inner)
-    return tensor.clone() if inner._is_zerotensor() else tensor
+    return tensor.clone() if unwrapped(tensor)._is_zerotensor() else tensor
 
 
 def gradient(dy: Tensor, dtype: torch.dtype, name: str = "dy", dims: int | None = 3) -> Tensor:
