@@ -36,9 +36,10 @@ class AttentionPartials(NamedTuple, Generic[ArrayT]):
     Attributes:
         stats: float32 ``[splits, *q.shape[:-1], 2]``: two numbers, m and l, for each row (query and head) in each
             split: the sum of the row's exponentials is ``l * 2**m``. If no key contributed, m is -Inf; l is then 0 if
-            the row sees no key of the split, else 1. A bad row has m NaN and l 0.
+            the row sees no key of the split, else 1. A bad row has m NaN and l 0. Any other m is an integer below 2^21.
         sums: float32 ``[splits, *out.shape]``: O, the row's weighted sum of value vectors. The weights are the terms of
-            the sum l.
+            the sum l. If ``q`` is bfloat16 or float16, each weight is rounded to this dtype before it multiplies a
+            value; the terms of l are not rounded.
         splits: the number of each split.
     """
 
