@@ -69,7 +69,7 @@ class Merge {
       const AttentionMerge merge = attention_node<Sm90Exp>(p_.sinks[head], p_.exp).into(&m, &l);
       for (float& sum : total_) sum = merge(sum, 0.0f);
     }
-    const bool fails = attention_fails(m, sees);
+    const bool fails = attention_merge_fails(m, sees);
     const float inverse = div_rn(1.0f, l);
     for (float& sum : total_) sum = fails ? canonical_nan() : sees ? attention_output(sum, inverse) : 0.0f;
     attention_simd().store(total_.data(), p_.value_dim, p_.dtype,

@@ -71,7 +71,7 @@ class AttentionMergeRow {
 #pragma unroll
       for (float& sum : sums_) sum = merge(sum, 0.0f);
     }
-    const bool fails = attention_fails(m_, sees_);
+    const bool fails = attention_merge_fails(m_, sees_);
     const float inverse = fails ? canonical_nan() : div_rn(1.0f, sees_ ? l_ : 1.0f);
     auto* to = in_memory(static_cast<typename T::Storage*>(p_.out)) + place_ * p_.value_dim + column_;
 #pragma unroll

@@ -27,6 +27,8 @@ struct AttentionPartial {
 };
 // Whether a row with this partial sees a key of the split.
 RLK_HD bool attention_partial_sees(float m, float l) { return m != -infinity() || l != 0.0f; }
+// Whether a merged row is NaN. Partials may hold an m at the contract's limit of 2^21, which no split kernel stores.
+RLK_HD bool attention_merge_fails(float m, bool sees) { return attention_fails(m, sees) || m >= kStatsRange; }
 
 // The range of keys in split `number` that a row sees.
 RLK_HD AttentionRange attention_seen_of_split(const AttentionSpan& span, AttentionRange sees, std::int64_t number) {

@@ -207,6 +207,31 @@ def test_states_of_a_split(dtype: Any, device: str, exp: str) -> None:
                 assert not differing(tuple(got), tuple(want)), (sink, at)
 
 
+@pytest.mark.parametrize(
+    ("m", "fails"),
+    [
+        (2.0**21 - 1, False), (2.0**21, True), (2.0**21 + 2, True), (3e38, True), (torch.inf, True), (torch.nan, True),
+        (-(2.0**21), False), (-3e38, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("beside", [None, 0.0, -7.0, 2.0**21 - 1])
+def test_a_partial_that_a_caller_made_fails_from_2_to_the_21(
+    m: float, fails: bool, beside: float | None, device: str
+) -> None:
+    """No split stores such an m. A forward call with such a reference is NaN."""
+    of = [[m, 1.0]] if beside is None else [[m, 1.0], [beside, 1.5]]
+    stats = torch.tensor(of, device=device).view(-1, 1, 1, 1, 2)
+    sums = torch.ones(len(of), 1, 1, 1, 8, device=device)
+    made = rk.AttentionPartials(stats, sums, tuple(range(len(of))))
+    reference = rk.attention_merge_reference((stats.cpu().numpy(), sums.cpu().numpy(), made.splits))
+    for dtype in (torch.float32, torch.bfloat16):
+        for order in (made, made._replace(splits=made.splits[::-1])):
+            out, lse = rk.attention_merge(order, out_dtype=dtype, return_lse=True)
+            for name, got in (("out", out), ("lse", lse)):
+                assert got.isnan().all() if fails else not got.isnan().any()
+                assert np.isnan(reference[name]).all() == fails
+
+
 def test_infinite_values_are_canonical_in_sums(device: str) -> None:
     q, k, v = (torch.ones(1, n, 1, 8, device=device) for n in (1, 1100, 1100))
     v[:, 3], v[:, 5] = torch.inf, -torch.inf

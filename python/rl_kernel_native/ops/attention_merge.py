@@ -70,7 +70,7 @@ def attention_merge(
             ranks joined on the first dimension. ``stats`` is float32 ``[splits, *q.shape[:-1], 2]``, and ``sums`` is
             float32 ``[splits, *out.shape]``; both are contiguous. ``splits`` holds the number of each split: at most
             1024 numbers in any order, each once. A number past a sequence's last split changes nothing, so ranks may
-            pad their lists to equal length.
+            pad their lists to equal length. An m of 2^21 or more makes its row NaN.
         out_dtype: the dtype of ``q``: float32, bfloat16 or float16.
         sinks: float32 ``[q_heads]``, as for :func:`attention`, which takes no sinks with ``return_partials``.
         exp: as for :func:`attention`; used only for sinks.

@@ -107,10 +107,12 @@ def attention_merge_reference(partials: Any, *, sinks: Any = None) -> dict[str, 
     used = (stats[..., 0] != -np.inf).any(0) | (stats[..., 1] != 0).any(0)
     u = np.full(sums.shape[-2], -np.inf) if sinks is None else _wide(sinks) * np.log2(np.e)
     top = np.maximum(m.max(0, initial=-np.inf), u)
+    fails = top >= 2**21
     top = np.where(np.isfinite(top), top, 0)
     weights = np.exp2(m - top)
     total = (weight * weights).sum(0) + np.where(used, np.exp2(u - top), 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         out = np.where(used[..., None], (sums * weights[..., None]).sum(0) / total[..., None], 0)
         lse = np.where(used, (top + np.log2(total)) / np.log2(np.e), -np.inf)
+    out, lse = np.where((used & fails)[..., None], np.nan, out), np.where(used & fails, np.nan, lse)
     return {"out": out, "lse": np.moveaxis(lse, -1, -2)}

@@ -73,7 +73,8 @@
 //     m = NaN, l = 0, O = +0 if the row fails in the split; otherwise m, l and fl(O_d + 0) of the split.
 //   attention_merge merges partials in ascending order of the split. Partials with m = -Inf change nothing. A row
 //   counts as seeing keys if any of its partials has l = 1 or an m other than -Inf. Sinks, out and lse then follow the
-//   formulas of a forward call, so the bytes are those of one forward call.
+//   formulas of a forward call, so the bytes are those of one forward call. A partial's m must be -Inf, NaN or an
+//   integer. A partial that the caller computed may have m >= 2^21; the row is then NaN, as in a forward call.
 //   attention_merge also merges normalised parts, which have out and lse in place of partials; this merge is
 //   approximate. With u = fl(log2e * lse), a part counts as a split with the m and l of a sink that has this u, and
 //   O_d = fl(out_d * l). The part sees no key where lse = -Inf, and contributes nothing where
