@@ -58,12 +58,24 @@ SampleParams draw_of(const LinearSampleParams& p, std::int64_t row, std::int64_t
   return q;
 }
 
+// Whether one kernel serves the product of these rows and their leaf statistics, without storing logits.
+bool is_fused([[maybe_unused]] const LinearParams& product, [[maybe_unused]] const SampleParams& draw,
+              [[maybe_unused]] Device device) {
+#if RLK_WITH_CUDA
+  return device.type == DeviceType::kCuda && cuda::fuses_linear_sample(product, draw, device.index);
+#else
+  return false;
+#endif
+}
+
 struct RowPieces {
   void *logits, *of_sample;
   std::int64_t bytes;
   RowPieces(const LinearSampleParams& p, std::int64_t rows, Device device) {
     Pieces pieces(p.workspace);
-    logits = pieces.take(rows * p.product.out_features * size_of(p.product.out_dtype));
+    // If the kernel serves all rows of a call, it also serves any part of them.
+    const std::int64_t stored = is_fused(p.product, p.draw, device) ? 0 : rows;
+    logits = pieces.take(stored * p.product.out_features * size_of(p.product.out_dtype));
     of_sample = pieces.take(sample_workspace_bytes(draw_of(p, 0, rows), device));
     bytes = pieces.used();
   }
@@ -96,7 +108,7 @@ void linear_sample(const LinearSampleParams& p, Device device, Stream stream) {
     draw.logits = pieces.logits;
     draw.workspace = pieces.of_sample;
 #if RLK_WITH_CUDA
-    if (device.type == DeviceType::kCuda && cuda::fuses_linear_sample(product, draw, device.index)) {
+    if (is_fused(product, draw, device)) {
       cuda::fused_linear_sample(product, draw, device.index, stream);
       continue;
     }

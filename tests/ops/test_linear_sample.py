@@ -154,6 +154,36 @@ def test_few_rows_in_any_layout_and_workspace(layout: str, device: str, rng: np.
         assert not [n for n in ("ids", "logprob", "status") if not same(getattr(got, n), getattr(want, n))], size
 
 
+# Rows, options and layout of a call, and whether its plan stores logits.
+PLANS: dict[str, tuple[int, dict[str, Any], str, bool]] = {
+    "one row": (1, {}, "", False),
+    "64 rows": (64, {}, "", False),
+    "float32 logits": (9, {"logits_dtype": "float32"}, "", False),
+    "rows apart": (30, {}, "gaps", False),
+    "65 rows": (65, {}, "", True),
+    "the raw log-probability": (9, {"return_logprob": "both"}, "", True),
+    "top_k": (9, {"top_k": 5}, "", True),
+    "min_p": (9, {"min_p": 0.1}, "", True),
+    "greedy": (9, {"greedy": True}, "", True),
+    "odd addresses": (30, {}, "odd addresses", True),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_takes_memory_for_logits_only_if_it_stores_them(plan: str, rng: np.random.Generator) -> None:
+    """The logits of a row take 66 KB or more, and sample's own workspace less than half of this."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the kernel without logits is of compute capability 9.0")
+    rows, how, layout, stores = PLANS[plan]
+    hidden, weight = head(rng, rows, 40, 33_001, torch.bfloat16, "cuda")
+    hidden, weight = LAYOUTS[layout](hidden, weight) if layout else (hidden, weight)
+    rk.workspace_stats(reset=True)
+    rk.linear_sample(hidden, weight, seed=7, sample_id=0, position=0, **how)
+    (found,) = rk.workspace_stats(reset=True).values()
+    assert (found.last_bytes >= rows * 33_001 * 2) == stores
+
+
 @pytest.mark.parametrize("vocab", [131_073, 151_936])
 def test_few_rows_of_more_leaves_than_one_step_draws_among(vocab: int, device: str, rng: np.random.Generator) -> None:
     hidden, weight = head(rng, 3, 16, vocab, torch.bfloat16, device)
@@ -182,7 +212,11 @@ def case(number: int, device: str) -> tuple[list[torch.Tensor], dict[str, Any]]:
 def test_any_call_has_the_bytes_of_sample_of_linear(block: int, device: str) -> None:
     for number in range(block, CASES, 4):
         operands, given = case(number, device)
-        few = {"workspace_bytes": (1 + number % 3) * least(*operands, **given)} if number % 2 else {}
+        few = (
+            {"workspace_bytes": (1 + number % 3) * least(*operands, return_logprob="both", **given)}
+            if number % 2
+            else {}
+        )
         got = rk.linear_sample(*operands, return_logprob="both", **given, **few)
         assert not differing(got, composed(*operands, **given)), number
 
