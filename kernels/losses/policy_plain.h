@@ -40,21 +40,21 @@ struct PlainPolicyTerms {
     const Ratio<F> x = ratio_of(s, raw);
     const F a = where(mask, in[kInputAdvantage]), minus = -a;
     const F r = x.ratio, p2 = mul_rn(minus, clamped(r, s.clip_low, s.clip_high));
-    F along = select(a == zero, zero, r);
-    const F p1 = mul_rn(minus, along), p3 = mul_rn(minus, broadcast<F>(s.dual_clip));
+    // p2 needs no limit for zero times infinity: r is then 0, and p2 does not exceed p1, which is 0.
+    const F p1 = scaled_by(minus, select(a == zero, zero, r)), p3 = mul_rn(minus, broadcast<F>(s.dual_clip));
     // Each condition is counted as soon as it is computed, so registers hold few conditions at a time.
     const auto clipped = p2 > p1;
     count(kCountClipped, clipped);
     // p1 is the unclipped term and p2 the clipped term. If p2 exceeds p1, the ratio is outside its bounds, and p2 does
-    // not depend on the ratio.
-    along = select(is_apart(x.log_ratio, raw) | clipped, zero, along);
+    // not depend on the ratio. Otherwise p1 is also the slope; it is NaN if the advantage is.
+    const F along = select((is_apart(x.log_ratio, raw) & (a == a)) | clipped, zero, p1);
     F value = select(clipped, p2, p1);
     const auto negative = a < zero;
     count(kCountLow, (r < broadcast<F>(s.clip_low)) & negative);
     const auto dual = negative & (value > p3);
     count(kCountDual, dual);
     value = select(dual, p3, value);
-    const F slope = add_rn(mul_rn(minus, select(dual, zero, along)), zero);
+    const F slope = add_rn(select(dual, zero, along), zero);
     count(kCountHigh, (r > broadcast<F>(s.clip_high)) & (a > zero));
     const F along_logprob = fma_rn(broadcast<F>(kl_coef), -of_kl, slope);
     *d_logprob =
@@ -69,9 +69,9 @@ static_assert(kCountClipped == 1 && kCountHigh == PlainPolicyTerms::kCounts);
 
 inline bool is_plain(const PolicyLossParams& p) {
   const PolicySpec& s = p.spec;
-  return form_of(p) == PolicyForm::kClipped && s.ratio_cap == infinity() && p.entropy.data == nullptr &&
-         p.d_entropy == nullptr && s.kl_straight_through == 0 && s.kl_times_ratio == 0 && s.kl_gradient_ratio == 0.0f &&
-         has_plain_arrays<PlainPolicyTerms>(p);
+  return form_of(p) == PolicyForm::kClipped && s.ratio_cap == infinity() && s.clip_high > 0.0f &&
+         p.entropy.data == nullptr && p.d_entropy == nullptr && s.kl_straight_through == 0 && s.kl_times_ratio == 0 &&
+         s.kl_gradient_ratio == 0.0f && has_plain_arrays<PlainPolicyTerms>(p);
 }
 
 }  // namespace rlk

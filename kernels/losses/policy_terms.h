@@ -130,8 +130,7 @@ struct PolicyFactors {
   float gradient = 0.0f;    // the gradient that all tokens of the sequence share
   float importance = 1.0f;  // the sequence's importance weight
   std::int32_t importance_clipped = 0, gated = 0, dropped = 0;
-  float advantage = 0.0f;       // for kGeometricClip: the mean advantage
-  float weighted_ratio = 1.0f;  // for kGeometricClip: the ratio times the importance weight
+  float value = 0.0f;  // for kGeometricClip: the policy term P of each token
   // for kGamma: the weights w for a positive and a negative advantage
   float gamma_positive = 0.0f, gamma_negative = 0.0f;
 };
@@ -188,8 +187,13 @@ struct PolicyTerm {
 template <class F>
 RLK_HD PolicyTerm<F> clipped_ratio_term(const PolicySpec& s, F advantage, F r, F slope) {
   const F zero = broadcast<F>(0.0f), minus = -advantage;
-  const F p1 = mul_rn(minus, min_of(r, broadcast<F>(s.ratio_cap)));
-  const F p2 = mul_rn(minus, clamped(r, s.clip_low, s.clip_high));
+  const auto numbers = (advantage == advantage) & (r == r);
+  const auto times = [&](F factor) {  // scaled_by(minus, factor), for factors that are NaN only if r is
+    const F product = mul_rn(minus, factor);
+    return select(MaskOf<F>(is_nan(product) & numbers), zero, product);
+  };
+  const F p1 = times(min_of(r, broadcast<F>(s.ratio_cap)));
+  const F p2 = times(clamped(r, s.clip_low, s.clip_high));
   const auto clipped = p2 > p1;
   PolicyTerm<F> t;
   t.value = select(clipped, p2, p1);
@@ -198,7 +202,7 @@ RLK_HD PolicyTerm<F> clipped_ratio_term(const PolicySpec& s, F advantage, F r, F
   const F p3 = mul_rn(minus, broadcast<F>(s.dual_clip));
   const auto dual = (advantage < zero) & (t.value > p3);
   t.value = select(dual, p3, t.value);
-  t.along_ratio = mul_rn(minus, select(dual, zero, select(clipped, e2, e1)));
+  t.along_ratio = times(select(dual, zero, select(clipped, e2, e1)));
   t.along_logprob = zero;
   t.clipped = clipped;
   t.dual = MaskOf<F>(dual);
@@ -208,7 +212,7 @@ RLK_HD PolicyTerm<F> clipped_ratio_term(const PolicySpec& s, F advantage, F r, F
 template <class F>
 RLK_HD PolicyTerm<F> weighted_term(F advantage, F logprob, F w, MaskOf<F> clipped) {
   PolicyTerm<F> t;
-  t.along_logprob = mul_rn(-w, advantage);
+  t.along_logprob = scaled_by(-w, advantage);
   t.value = scaled_by(t.along_logprob, logprob);
   t.along_ratio = broadcast<F>(0.0f);
   t.clipped = clipped;
@@ -226,8 +230,8 @@ RLK_HD PolicyTerm<F> sigmoid_term(const PolicySpec& s, F advantage, F r, F slope
   const Sigmoids<F> gates = sigmoids(mul_rn(tau, sub_rn(r, one)));
   const F gate = gates.up, bump = mul_rn(mul_rn(broadcast<F>(4.0f), gate), gates.down);
   PolicyTerm<F> t;
-  t.value = mul_rn(-mul_rn(gate, gain), advantage);
-  t.along_ratio = mul_rn(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // 0 if the ratio is infinite
+  t.value = scaled_by(-mul_rn(gate, gain), advantage);
+  t.along_ratio = scaled_by(-advantage, select(bump == zero, zero, mul_rn(bump, slope)));  // 0 if the ratio is infinite
   t.along_logprob = zero;
   t.clipped = t.dual = r < r;
   return t;
@@ -257,7 +261,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     case Surrogate::kGeometricClip: {
       if constexpr (!kOfSequence) return weighted_term(advantage, logprob, r, MaskOf<F>(never));  // unreachable
       const auto clipped = clipped_log_ratio(s, raw, advantage).clipped;
-      t.value = broadcast<F>(mul_rn(-f.advantage, f.weighted_ratio));
+      t.value = broadcast<F>(f.value);
       t.along_ratio = zero;
       t.along_logprob = select(clipped | (advantage == zero), zero, t.value);
       t.clipped = MaskOf<F>(clipped & (advantage > zero));
@@ -272,7 +276,7 @@ RLK_HD PolicyTerm<F> policy_term(const PolicySpec& s, const PolicyFactors& f, F 
     }
     case Surrogate::kQuadratic: {
       const F penalty = mul_rn(mul_rn(broadcast<F>(0.5f * s.quadratic), raw), raw);
-      t.value = sum_or_first(penalty, -mul_rn(logprob, advantage));
+      t.value = sum_or_first(penalty, -scaled_by(logprob, advantage));
       t.along_ratio = zero;
       t.along_logprob = -sub_rn(advantage, mul_rn(broadcast<F>(s.quadratic), raw));
       t.clipped = t.dual = MaskOf<F>(never);
@@ -332,7 +336,9 @@ struct PolicyStatisticsTerms : EverySum {
       const F behind = either(s.drop_by_rollout != 0, m, o);
       sum[kStatDrop] = rollout_log_ratio(s.drop_by_rollout != 0 && s.rollout_neutral != 0, behind, l, behind);
     }
-    F product = select((in[kDropped] < zero) | (in[kDropped] > zero), zero, mul_rn(a, w));
+    F product = mul_rn(a, w);
+    const auto is_limit = is_nan(product) & (a == a) & (w == w);  // zero times infinity
+    product = select((in[kDropped] < zero) | (in[kDropped] > zero) | MaskOf<F>(is_limit), zero, product);
     const bool is_weighted = p.token_weight.data != nullptr;
     if (is_weighted) product = scaled_by(product, in[kWeight]);
     // a NaN advantage does not give 0 here, but `product`, which is NaN
@@ -392,13 +398,12 @@ RLK_HD PolicyFactors policy_factors(const PolicyLossParams& p, const SequenceSum
   }
   const Ratio<float> ratio = ratio_of(s, raw);
   f.log_ratio = ratio.log_ratio;
-  f.ratio = f.weighted_ratio = ratio.ratio;
+  f.ratio = ratio.ratio;
   f.slope = ratio.slope;
   if (s.surrogate == Surrogate::kGeometricClip) {
-    f.advantage = div_rn(of.sum[kStatAdvantage], tokens);
-    if (has_importance(s)) {
-      f.weighted_ratio = exp(add_rn(ratio.log_ratio, div_rn(of.sum[kStatLogImportance], tokens)));
-    }
+    float weighted_ratio = ratio.ratio;
+    if (has_importance(s)) weighted_ratio = exp(add_rn(ratio.log_ratio, div_rn(of.sum[kStatLogImportance], tokens)));
+    f.value = scaled_by(-div_rn(of.sum[kStatAdvantage], tokens), weighted_ratio);
   }
   if (!has_shared_slope(s)) return f;
   float gradient = 0.0f;

@@ -217,10 +217,10 @@ class Reference {
         } else if (!s_.straight_through) {
           if (s_.surrogate == rlk::Surrogate::kRatio || s_.surrogate == rlk::Surrogate::kSigmoid) {
             const float up = over_tokens([&](const Token& k) {
-              return !(k.a <= 0) && !drops(k) ? by_weight(k.a * token_weight(k, &ignored), k) : 0.0f;
+              return !(k.a <= 0) && !drops(k) ? by_weight(times(k.a, token_weight(k, &ignored)), k) : 0.0f;
             });
             const float down = over_tokens([&](const Token& k) {
-              return k.a < 0 && !drops(k) ? by_weight(k.a * token_weight(k, &ignored), k) : 0.0f;
+              return k.a < 0 && !drops(k) ? by_weight(times(k.a, token_weight(k, &ignored)), k) : 0.0f;
             });
             const float of_up = up == 0.0f ? 0.0f : times(up, term(1.0f, 0, 0, ratio, slope).along_ratio);
             const float of_down =
@@ -253,13 +253,13 @@ class Reference {
       }
       Term p;
       if (s_.surrogate == rlk::Surrogate::kGeometricClip) {
-        p.value = -mean_a * weighted_ratio;
+        p.value = times(-mean_a, weighted_ratio);
         const bool above = x.a > 0 && d > s_.clip_high, below = x.a < 0 && d < s_.clip_low;
         p.along_logprob = above || below || x.a == 0 ? 0.0f : p.value;
         p.clipped = above;
         p.dual = below;
       } else if (s_.surrogate == rlk::Surrogate::kGamma) {
-        p.along_logprob = -(x.a >= 0 ? gamma_up : gamma_down) * x.a;
+        p.along_logprob = times(-(x.a >= 0 ? gamma_up : gamma_down), x.a);
         p.value = times(p.along_logprob, x.l);
       } else {
         p = term(x.a, x.l, d, r1, slope1);
@@ -351,7 +351,8 @@ class Reference {
     Term t;
     switch (s_.surrogate) {
       case rlk::Surrogate::kRatio: {
-        const float p1 = -a * (s_.ratio_cap < r ? s_.ratio_cap : r), p2 = -a * limited(r, s_.clip_low, s_.clip_high);
+        const float p1 = times(-a, s_.ratio_cap < r ? s_.ratio_cap : r);
+        const float p2 = times(-a, limited(r, s_.clip_low, s_.clip_high));
         t.clipped = p2 > p1;
         t.value = t.clipped ? p2 : p1;
         float e = r > s_.ratio_cap ? 0.0f : slope;
@@ -361,7 +362,7 @@ class Reference {
           t.value = -a * s_.dual_clip;
           e = 0.0f;
         }
-        t.along_ratio = -a * e;
+        t.along_ratio = times(-a, e);
         break;
       }
       case rlk::Surrogate::kWeighted:
@@ -369,19 +370,19 @@ class Reference {
         const bool clips = s_.surrogate == rlk::Surrogate::kWeighted;
         const float w = clips ? limited(r, s_.clip_low, s_.clip_high) : 1.0f;
         t.clipped = clips && outside(r, s_.clip_low, s_.clip_high);
-        t.along_logprob = -w * a;
+        t.along_logprob = times(-w, a);
         t.value = times(t.along_logprob, l);
         break;
       }
       case rlk::Surrogate::kSigmoid: {
         const float tau = a > 0 ? s_.tau_positive : s_.tau_negative, g = rlk::sigmoid(tau * (r - 1.0f));
         const float bump = (4.0f * g) * rlk::sigmoid(-(tau * (r - 1.0f)));
-        t.value = -(g * (4.0f / tau)) * a;
-        t.along_ratio = -a * (bump == 0.0f ? 0.0f : bump * slope);
+        t.value = times(-(g * (4.0f / tau)), a);
+        t.along_ratio = times(-a, bump == 0.0f ? 0.0f : bump * slope);
         break;
       }
       default:
-        t.value = sum_or_first((0.5f * s_.quadratic * d) * d, -(l * a));
+        t.value = sum_or_first((0.5f * s_.quadratic * d) * d, -times(l, a));
         t.along_logprob = -(a - s_.quadratic * d);
     }
     return t;

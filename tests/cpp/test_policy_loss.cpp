@@ -214,7 +214,7 @@ TEST(PolicyLoss, FourTokensOfALaneHaveTheirOwnBits) {
     f.importance_clipped = seed % 3 == 0;
     f.gated = seed % 7 == 0;
     f.dropped = seed % 5 == 0;
-    f.advantage = normal(random);
+    f.value = normal(random);
     f.gamma_positive = f.gamma_negative = std::fabs(normal(random));
     std::vector<const float*> arrays;
     for (const auto& array : c.arrays) arrays.push_back(array.data());

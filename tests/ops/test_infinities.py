@@ -157,6 +157,24 @@ def calls() -> dict[tuple[str, str], Any]:
             elif name.startswith("kl k"):
                 continue
             add(f"policy_loss {name}, {sign}", lambda spec=spec, **of: policy(spec, **of), numbers, own)
+    # Another operand makes a factor of the advantage 0: the ratio, its slope, a weight, or logprob itself.
+    zeros = {
+        "ppo, r = 0": (s(), {"logprob": -math.inf}),
+        "ppo, dual_clip, r = 0": (s(dual_clip=3.0), {"logprob": -math.inf}),
+        "ppo, log_ratio_clamp, cut": (s(log_ratio_clamp=20.0), {"old_logprob": -100.0}),
+        "ppo, delta, cut": (s(delta=2.0), {"old_logprob": -3.0}),
+        "ppo, sequence, r = 0": (s(level="sequence"), {"logprob": -math.inf}),
+        "ppo, sequence, weight 0": (
+            s(level="sequence", importance="token", importance_mode="mask"), {"rollout_logprob": -9.0},
+        ),
+        "cispo, r = 0": (s(clip="cispo", epsilon_low=None), {"logprob": -math.inf}),
+        "sapo, r = inf": (s(clip="sapo"), {"old_logprob": -math.inf}),
+        "gmpo, r = 0": (specs["gmpo"], {"logprob": -math.inf}),
+        "vespo, weight 0": (specs["vespo"], {"logprob": math.inf}),
+        "dro, logprob 0": (specs["dro"], {"logprob": 0.0}),
+    }  # fmt: skip
+    for name, (spec, numbers) in zeros.items():
+        add(f"policy_loss {name}", functools.partial(policy, spec), {**TOKEN, **numbers}, ["advantage"])
     two = {k: TOKEN[k] for k in ("logprob", "ref_logprob")}
     for k in ("k1", "k2", "k3", "abs"):
         for text, how in {
