@@ -1,8 +1,10 @@
 // Python's entry to the operator `rope`.
 #include "rlk/ops/rope.h"
 
+#include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "call.h"
@@ -46,47 +48,40 @@ struct HeadsArgument {
 // Merges the token dimensions of several arrays into two: an outer and an inner index.
 class Tokens {
  public:
-  explicit Tokens(const Sizes& sizes) : sizes_(sizes) {}
+  explicit Tokens(const Sizes& sizes) : sizes_(sizes) {
+    for (std::int64_t size : sizes) num_ *= size;
+    inner_ = num_;
+  }
 
   // Adds an array by its strides, one per dimension; `to` gets the two merged strides. The stride is 0 for a dimension
   // in which the array has size 1.
-  void add(const Sizes& strides, TokenStrides* to) { arrays_.push_back({strides, to}); }
+  void add(const Sizes& strides, TokenStrides* to) {
+    TensorView view;
+    view.ndim = static_cast<std::int32_t>(sizes_.size());
+    view.shape = sizes_.data();
+    view.strides = strides.data();
+    const std::optional<RowLayout> layout = row_layout(view, view.ndim);
+    merges_ = merges_ && layout && (layout->inner == num_ || layout->inner == inner_ || inner_ == num_);
+    if (!merges_) return;
+    inner_ = std::min(inner_, layout->inner);
+    arrays_.emplace_back(*layout, to);
+  }
 
   // Returns false if the dimensions do not merge to two.
   bool merge(RopeParams* p) const {
-    std::vector<TokenStrides> merged(arrays_.size());
-    std::int64_t inner = 1, outer = 1;
-    int levels = 0;
-    for (std::size_t i = sizes_.size(); i-- > 0;) {
-      if (sizes_[i] == 0) {
-        p->num_tokens = 0;
-        return true;
-      }
-      if (sizes_[i] == 1) continue;
-      bool walks_on = levels > 0;
-      for (std::size_t a = 0; a < arrays_.size() && walks_on; ++a) {
-        const std::int64_t step = levels == 1 ? merged[a].inner * inner : merged[a].outer * outer;
-        walks_on = arrays_[a].strides[i] == step;
-      }
-      if (!walks_on && ++levels > 2) return false;
-      for (std::size_t a = 0; a < arrays_.size() && !walks_on; ++a) {
-        (levels == 1 ? merged[a].inner : merged[a].outer) = arrays_[a].strides[i];
-      }
-      (levels == 1 ? inner : outer) *= sizes_[i];
+    p->num_tokens = num_;
+    if (num_ > 0) p->inner_tokens = inner_;
+    for (const auto& [rows, to] : arrays_) {
+      *to = {rows.inner == inner_ ? rows.outer_stride : inner_ * rows.inner_stride, rows.inner_stride};
     }
-    p->num_tokens = inner * outer;
-    p->inner_tokens = inner;
-    for (std::size_t a = 0; a < arrays_.size(); ++a) *arrays_[a].to = merged[a];
-    return true;
+    return merges_;
   }
 
  private:
-  struct Member {
-    Sizes strides;
-    TokenStrides* to;
-  };
   const Sizes& sizes_;
-  std::vector<Member> arrays_;
+  std::int64_t num_ = 1, inner_ = 1;  // numbers of tokens, and of tokens per outer index
+  bool merges_ = true;
+  std::vector<std::pair<RowLayout, TokenStrides*>> arrays_;
 };
 
 std::int64_t read_rotary_dim(nb::handle partial_dim, const HeadsArgument& q) {
