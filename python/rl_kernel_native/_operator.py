@@ -219,7 +219,7 @@ def kept(of: tuple[int, ...], loss: Loss, constants: str = "") -> Composed:
 
 def declared(options: str) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """A function that converts options to the types that a schema declares. Errors name the option."""
-    parts = tuple(tuple(option.split()) for option in options.split(", "))
+    parts = tuple(tuple(option.split()) for option in options.split(", ") if option)
     return lambda how: tuple(_declared(kind, name, x) for (kind, name), x in zip(parts, how, strict=True))
 
 
@@ -254,8 +254,8 @@ class Operator:
         native: a function of arrays, options, allocate and stream. It returns the outputs, or None if it writes arrays
             instead. Default: the extension's function with the operator's name.
         gradient: None for an operator without gradients, which treats its inputs as detached.
-        schema_options: a function that converts options to the schema's form, for operators whose ``native`` also
-            accepts other forms. None: :func:`declared` converts options to the types that ``options`` declares.
+        schema_options: a function that converts options to the schema's form. Default: :func:`declared` converts
+            options to the types that ``options`` declares.
         follows: whether the operator gets ``exp`` and ``unit`` as the numbers that its forward used.
         casts: positions of the operands of a matrix product, which torch.autocast casts.
         leads: position of the leading array: all other arrays must have its device and framework.
@@ -273,7 +273,7 @@ class Operator:
     dtypes: tuple[Dtype, ...] = ("float32",)
     native: Any = None
     gradient: Composed | None = None
-    schema_options: Any = lambda how: how
+    schema_options: Any = None
     follows: bool = False
     casts: tuple[int, ...] = ()
     leads: int = 0
@@ -331,7 +331,6 @@ class Operator:
             outputs=lambda arrays, how: others(self.outputs(arrays[1:], whole(how))),
             dtypes=others([d + 1 if isinstance(d, int) else d for d in self.dtypes]),
             native=lambda arrays, how, *tail: others(self.native(arrays[1:], whole(how), *tail, main_grad=arrays[0])),
-            schema_options=None,
             follows=self.follows,
             leads=self.leads + 1,
             cures=self.cures,

@@ -115,7 +115,6 @@ _PARTIALS = Operator(
     outputs=_shapes,
     dtypes=("float32", "float32"),
     native=_native,
-    schema_options=None,
     casts=(0, 1, 2),
 )
 

@@ -70,7 +70,6 @@ _FORWARD = Operator(
     outputs=lambda arrays, how: ((*arrays[0].shape, arrays[1].shape[1]),),
     dtypes=(None,),
     native=lambda arrays, how, *tail: (_C.embedding(*arrays, *how[:3], *tail),),
-    schema_options=None,
     gradient=linear(of=(1,), reads=(0,), incoming=("dy",), along=_along, accumulates=1, batch=rows(0), eager=_eager),
     leads=1,
     main_grad_call="embedding_backward",
@@ -84,7 +83,6 @@ _BACKWARD = Operator(
     native=lambda arrays, how, *tail, main_grad=None: (
         _C.embedding_backward(*arrays, *how[:4], main_grad, option_code(how[4], "dweight_dtype"), *tail),
     ),
-    schema_options=None,
     gradient=linear(of=(0,), reads=(1,), incoming=("dweight",), along=_along_backward),
 )
 _INTO = _BACKWARD.into(0)

@@ -118,7 +118,6 @@ FORWARD = Operator(
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 6),
     dtypes=("float32",) * 4 + ("int32", "int64"),
     native=_native_forward,
-    schema_options=None,
     casts=(0, 1, 2, 3, 4),
     gradient=Composed(
         of=(0, 1, 2, 3, 4),

@@ -132,7 +132,6 @@ FORWARD = Operator(
     outputs=lambda arrays, how: outputs_of(how[-1], arrays[0].shape[:-1], 5),
     dtypes=("float32",) * 4 + ("int32",),
     native=_native_forward,
-    schema_options=None,
     gradient=Composed(
         of=(0,),
         composed=_composed_forward,
@@ -153,7 +152,6 @@ BACKWARD: Operator = Operator(
     NUMBERS,
     dtypes=(None,),
     native=_native_backward,
-    schema_options=None,
     follows=True,
     gradient=Composed(
         of=(0, 4, 5, 6),
