@@ -67,6 +67,20 @@ std::vector<void (*)(nb::module_&)>& Registered::all() {
   return functions;
 }
 
+// Refuses a main_grad to which a backward cannot add, before the forward runs. `operands` has the call's tensors by their
+// names. Tensors without memory, or with the negative bit, are not compared with main_grad.
+RLK_PLAIN_FUNCTION(check_main_grad, nb::handle main_grad, nb::dict operands) {
+  Frame frame;
+  const Array& total = frame.read(main_grad, "main_grad", kFloat32);
+  for (const auto& [name, operand] : operands) {
+    if (!has_numbers(operand)) continue;
+    frame.kept.emplace_front(operand, PyUnicode_AsUTF8AndSize(name.ptr(), nullptr), kAnyDtype);
+  }
+  if (total->ndim > 0) require_columns(total);
+  frame.require_writable(total);
+  return nb::none();
+}
+
 // {device: (calls, last_bytes, most_bytes)}
 RLK_PLAIN_FUNCTION(workspace_stats, bool reset) {
   nb::dict found;

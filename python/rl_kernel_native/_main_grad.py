@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._native import module as _C
 from ._torch import DTYPES, functorch_active, is_batched, is_compiling, is_grad_enabled, require_dense
 
 
@@ -40,20 +41,7 @@ def check(main_grad: Any, weight: Any, **operands: Any) -> None:
         )
     if main_grad.device != weight.device:
         raise ValueError(f"main_grad: expected device {weight.device} (that of weight), got {main_grad.device}")
-    dimensions = main_grad.dim()
-    if dimensions and main_grad.shape[-1] > 1 and main_grad.stride(-1) != 1:
-        raise ValueError("main_grad: expected a contiguous last dimension (stride 1)")
-    if dimensions == 2 and main_grad.shape[0] > 1 and main_grad.stride(0) < main_grad.shape[1]:
-        raise ValueError("main_grad: expected strides that do not overlap")
-    if main_grad.is_neg():
-        raise ValueError("main_grad: has torch's negative bit; call .resolve_neg()")
-    first, end = _addresses(main_grad)
-    for name, operand in (("weight", weight), *operands.items()):
-        if not isinstance(operand, Tensor):
-            continue
-        of_operand = _addresses(operand)
-        if first < of_operand[1] and of_operand[0] < end:
-            raise ValueError(f"main_grad: may share memory with {name}: their addresses overlap")
+    _C.check_main_grad(main_grad, {"weight": weight, **operands})
 
 
 def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
@@ -79,19 +67,6 @@ def check_weight_grad(weight: Any, code: int, main_grad: Any) -> Any:
             f"weight_grad_dtype: torch would round the gradient to {weight.dtype} again; {how}, or give main_grad"
         )
     return dtype
-
-
-def _addresses(tensor: Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and of the byte after the last one; both are 0 for a tensor without memory of its
-    own."""
-    try:
-        first = tensor.data_ptr()
-    except RuntimeError:
-        return 0, 0
-    if first == 0 or tensor.numel() == 0:
-        return 0, 0
-    span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + span * tensor.element_size()
 
 
 def is_asked_for(node: Any, main_grad: Any = None) -> bool:

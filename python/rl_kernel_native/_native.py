@@ -60,6 +60,7 @@ functions(  # functions that belong to no operator
     described_api="",
     bfloat16_capsule="object",
     bool_capsule="object",
+    check_main_grad="object*2",
     cpu_isa="",
     has_exchange_api="object",
     is_direct_gradient="object",
