@@ -100,26 +100,6 @@ void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t colu
                  ")", padded == vocab_size ? "" : pad);
 }
 
-std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
-  // Refuses arrays before it calls `__index__`: for an array with one integer, `__index__` would wait for the array's
-  // device.
-  const bool is_array = !PyLong_Check(value.ptr()) && nb::hasattr(value, "__dlpack__");
-  const nb::object index = nb::steal(is_array || PyBool_Check(value.ptr()) ? nullptr : PyNumber_Index(value.ptr()));
-  if (!index.is_valid()) {
-    PyErr_Clear();
-    type_error(name, expected, ", got ", kind_of(value));
-  }
-  int too_large = 0;
-  const long long x = PyLong_AsLongLongAndOverflow(index.ptr(), &too_large);
-  if (too_large != 0) {
-    // Python refuses to print a number with thousands of digits, so the error gives the number of bits.
-    const auto bits = nb::cast<std::int64_t>(index.attr("bit_length")());
-    argument_error(name, "expected an integer of 64 bits, got ",
-                   bits > 64 ? words("one of ", bits, " bits") : word(index));
-  }
-  return x;
-}
-
 int read_segments(nb::handle k_segments, std::int64_t in_features) {
   const std::int64_t s = read_integer(k_segments, "k_segments", "an integer");
   require(is_tree(s), "k_segments", "1, 2, 4 or 8, got ", s);

@@ -97,8 +97,6 @@ Exp read_exp(nb::handle exp, Device device);
 // message suggests a padded width. Before the width it prints `names`, which is empty or the name of the argument that
 // takes this width, followed by "=".
 [[noreturn]] void refuse_parts(std::int64_t vocab_size, std::int64_t start, std::int64_t columns, const char* names);
-// Reads a Python integer that fits 64 bits.
-std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 int read_segments(nb::handle k_segments, std::int64_t in_features);
 
 void require_contiguous(const Array& a);

@@ -282,6 +282,9 @@ void define_eager(nb::module_& m, const char* name, nb::object (*)(Frame*, Argum
           return kFunction(&frame, given...);
         } catch (const nb::builtin_exception&) {
           return nb::borrow(Py_NotImplemented);
+        } catch (const nb::python_error& error) {  // a refused number, or a failed allocation
+          if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_ValueError)) throw;
+          return nb::borrow(Py_NotImplemented);
         }
       });
 }

@@ -41,7 +41,7 @@ NB_MODULE(_C, m) {
   });
   m.def("note_plans", [](bool on) { rlk::plans_are_noted.store(on, std::memory_order_relaxed); });
   m.def("take_plans", &rlk::take_plans);
-  m.def("set_cures", &rlk::bindings::set_cures);
+  m.def("set_python", &rlk::bindings::set_python);
   m.def("wanted_gradients", &rlk::bindings::wanted_gradients);
   m.def("may_skip_dispatcher", &rlk::bindings::may_skip_dispatcher);
   m.def("is_direct_gradient", &rlk::bindings::is_direct_gradient);

@@ -83,7 +83,7 @@ DLDevice device_of(Device device) {
           device.index};
 }
 
-PyObject* cure_of;  // never released, since errors may still be raised at exit
+PyObject *cure_of, *number_of, *integer_of;  // never released, since errors may still be raised at exit
 
 [[noreturn]] void refuse_object(nb::handle object, const char* name) {
   const bool foreign = PyObject_HasAttrString(object.ptr(), "__dlpack__");
@@ -179,7 +179,11 @@ nb::object described_api() { return nb::capsule(&kDescribed, "dlpack_exchange_ap
 void value_error(const std::string& message) { throw nb::value_error(message.c_str()); }
 void raise_type_error(const std::string& message) { throw nb::type_error(message.c_str()); }
 
-void set_cures(nb::object of) { cure_of = of.release().ptr(); }
+void set_python(nb::object cure, nb::object number, nb::object integer64) {
+  cure_of = cure.release().ptr();
+  number_of = number.release().ptr();
+  integer_of = integer64.release().ptr();
+}
 void cured_type_error(nb::handle object, const char* name, const std::string& said) {
   const nb::object cure = cure_of ? nb::handle(cure_of)(name, object, said.c_str()) : nb::str("");
   raise_type_error(words(name, ": ", said, nb::handle(cure)));
@@ -220,17 +224,11 @@ std::string name_of(Device device) {
 
 std::string kind_of(nb::handle object) { return nb::str(object.type().attr("__name__")).c_str(); }
 
-// Returns a text for an integer with more than 64 bits, which Python would print in many digits, and "" for any other
-// value.
-static std::string size_of_integer(nb::handle value) {
-  if (!PyLong_Check(value.ptr())) return "";
-  const auto bits = nb::cast<std::int64_t>(value.attr("bit_length")());
-  return bits > 64 ? words("an integer of ", bits, " bits") : "";
-}
-
 std::string word(nb::handle value) {
-  const std::string size = size_of_integer(value);
-  if (!size.empty()) return size;
+  if (PyLong_Check(value.ptr())) {
+    const auto bits = nb::cast<std::int64_t>(value.attr("bit_length")());
+    if (bits > 64) return words("an integer of ", bits, " bits");  // Python would print many digits
+  }
   const nb::object text = nb::steal(PyObject_Str(value.ptr()));
   const char* const utf8 = text.is_valid() ? PyUnicode_AsUTF8AndSize(text.ptr(), nullptr) : nullptr;
   if (utf8 != nullptr) return utf8;
@@ -454,24 +452,22 @@ Caller::Caller(const Frame& frame) : allocate(frame.allocate), device(frame.devi
 }
 
 double read_number(nb::handle value, const char* name, const char* expected) {
-  PyObject* const object = value.ptr();
-  if (PyFloat_CheckExact(object)) return PyFloat_AsDouble(object);
-  const bool is_tensor = nb::hasattr(value, "__dlpack__") && !nb::hasattr(value, "__array_interface__");
-  const bool is_number = PyFloat_Check(object) || PyLong_CheckExact(object);
-  const bool refused =
-      PyBool_Check(object) || is_tensor || (!is_number && kind_of(value).starts_with("bool"));  // NumPy's bool
-  const double x = refused ? -1.0 : PyFloat_AsDouble(object);
-  if (refused || PyErr_Occurred()) {
-    const bool is_too_large = !refused && PyErr_ExceptionMatches(PyExc_OverflowError);
+  if (PyFloat_CheckExact(value.ptr())) return PyFloat_AsDouble(value.ptr());
+  if (PyLong_CheckExact(value.ptr())) {
+    const double x = PyLong_AsDouble(value.ptr());
+    if (!PyErr_Occurred()) return x;
     PyErr_Clear();
-    if (is_too_large) {
-      const std::string size = size_of_integer(value);
-      argument_error(name, "expected ", expected, " below 2^1024 in magnitude, got ",
-                     size.empty() ? words("a larger ", kind_of(value)) : size);
-    }
-    type_error(name, expected, ", got ", kind_of(value));
   }
-  return x;
+  return nb::cast<double>(nb::handle(number_of)(name, value, expected));
+}
+
+std::int64_t read_integer(nb::handle value, const char* name, const char* expected) {
+  if (PyLong_CheckExact(value.ptr())) {
+    int too_large = 0;
+    const long long x = PyLong_AsLongLongAndOverflow(value.ptr(), &too_large);
+    if (too_large == 0) return x;
+  }
+  return nb::cast<std::int64_t>(nb::handle(integer_of)(name, value, expected));
 }
 
 Caller::Fresh Caller::empty(Shape shape, ElementType type) const {

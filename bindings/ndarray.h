@@ -196,8 +196,9 @@ std::string words(const Words&... all) {
   return (std::string() + ... + word(all));
 }
 
-// Stores the function `of` of the module `_cures`: (name, value, message without the name) -> text.
-void set_cures(nb::object of);
+// Stores functions of Python: `of` of the module `_cures`, (name, value, message without the name) -> text, then
+// `number` and `integer64` of the module `_check`.
+void set_python(nb::object cure, nb::object number, nb::object integer64);
 
 // The functions below raise a ValueError or a TypeError. `name` is the name of an argument, or the argument's Array.
 [[noreturn]] void value_error(const std::string& message);
@@ -233,8 +234,8 @@ constexpr const char* kNothing = "an array that speaks DLPack, got NoneType";
 // The end of an error message about an array whose layout is invalid, where a contiguous copy would be valid.
 constexpr const char* kCopyHint = "; make it contiguous: np.ascontiguousarray, or .contiguous() for torch";
 
-// Reads a Python number. A bool is refused; so is a tensor, since reading it would wait for its device and lose its
-// gradient.
+// Read a number of Python, by the rules of `number` and `integer64` of the module `_check`.
 double read_number(nb::handle value, const char* name, const char* expected = "a number");
+std::int64_t read_integer(nb::handle value, const char* name, const char* expected);
 
 }  // namespace rlk::bindings

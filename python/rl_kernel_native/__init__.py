@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import _cures, _dispatch, _native, _variants, ops, presets
+from . import _check, _cures, _dispatch, _native, _variants, ops, presets
 from ._arithmetic import arithmetic, checkpoint_contexts, current_arithmetic
 from ._blas import canonical_blas
 from ._metrics import DenominatorStatus
@@ -147,7 +147,7 @@ from .ops.value_loss import (
 from .ops.verify_draft import DraftVerification, verify_draft
 
 _native.require_no_others()
-_native.module.set_cures(_cures.of)
+_native.module.set_python(_cures.of, _check.number, _check.integer64)
 _cures.name_fields(
     PolicyLoss, PolicyGradients, PreferenceLoss, ValueLoss, ValueGradients, CrossEntropy, CrossEntropyAccuracy,
     SequenceLogprob, SequenceLogprobAndStatus,

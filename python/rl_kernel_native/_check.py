@@ -92,7 +92,7 @@ def shown(value: Any, number: str = "an integer") -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: Any, expected: str = "an integer") -> int:
     """An integer of 64 bits, with or without a sign."""
     found = value
     if type(value) is not int:
@@ -101,15 +101,15 @@ def integer(name: str, value: Any) -> int:
                 raise TypeError
             found = operator.index(value)
         except TypeError:
-            raise TypeError(f"{name}: expected an integer, got {type(value).__name__}") from None
+            raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}") from None
     if not -(1 << 63) <= found < 1 << 64:
         raise ValueError(f"{name}: expected an integer of 64 bits, got {shown(found, 'one')}")
     return found
 
 
-def integer64(name: str, value: Any) -> int:
+def integer64(name: str, value: Any, expected: str = "an integer") -> int:
     """An integer that fits the extension's signed 64 bits."""
-    found = integer(name, value)
+    found = integer(name, value, expected)
     if not found < 1 << 63:
         raise ValueError(f"{name}: expected an integer of 64 bits, got {shown(found, 'one')}")
     return found
@@ -157,7 +157,7 @@ def held_by(array: str, value: int, name: str, dtype: str) -> None:
         raise ValueError(f"{name}: expected an integer of {bits + 1} bits (those of {array}), got {value}")
 
 
-def number(name: str, value: Any) -> float:
+def number(name: str, value: Any, expected: str = "a number") -> float:
     """A number as Python's float. A tensor is refused, because reading it would wait for its device and lose its
     gradient. NumPy's float64 is converted, because it would widen float32 arrays in arithmetic."""
     if isinstance(value, float):
@@ -167,15 +167,16 @@ def number(name: str, value: Any) -> float:
     import numpy as np
 
     is_tensor = hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray)
-    if not is_tensor and not isinstance(value, (bool, np.bool_, str)) and hasattr(value, "__float__"):
+    has_value = hasattr(value, "__float__") or hasattr(value, "__index__")
+    if has_value and not is_tensor and not isinstance(value, (bool, np.bool_, str)):
         try:
             return float(value)
         except OverflowError:
             got = shown(value) if isinstance(value, int) else f"a larger {type(value).__name__}"
-            raise ValueError(f"{name}: expected a number below 2^1024 in magnitude, got {got}") from None
+            raise ValueError(f"{name}: expected {expected} below 2^1024 in magnitude, got {got}") from None
         except (TypeError, ValueError):  # `value` holds several numbers
             pass
-    raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+    raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 SMALLEST_NORMAL = 2.0**-126  # in float32; a smaller number may have an infinite inverse

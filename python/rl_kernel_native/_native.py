@@ -68,7 +68,7 @@ functions(  # functions that belong to no operator
     num_threads="",
     scale_gradients="object*3, int",
     set_cpu_isa="str",
-    set_cures="object",
+    set_python="object*3",
     set_num_threads="int",
     set_torch="object*2",
     shape_and_dtype="object, str",
