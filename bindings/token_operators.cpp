@@ -427,29 +427,27 @@ void check_counts(std::int64_t num_tokens, std::int64_t capacity, bool unpacks) 
   require(capacity < kMost, "max_tokens", "fewer than 2^31 (cu_seqlens are int32), got ", capacity);
 }
 
-// Returns (cu_seqlens, positions or None, status) for lengths [rows] or a mask [rows, tokens].
-RLK_FUNCTION(pack_layout, (lengths, mask), std::int64_t num_tokens, std::int64_t capacity) {
-  const bool by_lengths = mask.is_none();
-  const char* name = by_lengths ? "lengths" : "mask";
-  const Array& in = by_lengths ? frame->read(lengths, name, kIndices) : frame->read(mask, name, kAnyDtype);
+// Returns (cu_seqlens, positions or None, status). `kept` is lengths [rows] or, with `by_mask`, a mask [rows, tokens].
+RLK_FUNCTION(pack_layout, (kept), std::int64_t num_tokens, std::int64_t capacity, bool by_mask) {
+  const Array& in = by_mask ? frame->read(kept, "mask", kAnyDtype) : frame->read(kept, "lengths", kIndices);
   check_counts(num_tokens, capacity, false);
   PackLayoutParams p;
-  if (by_lengths) {
-    require_shape(in->ndim == 1 && in->is_contiguous(), in, "a contiguous array of shape [num_sequences]");
-    p.lengths = in->shape[0] == 0 ? nullptr : in->data;
-    p.lengths_dtype = in->dtype;
-  } else {
+  if (by_mask) {
     require_shape(in->ndim == 2 && in->shape[1] == num_tokens, in, "shape [num_sequences, ", num_tokens, "]");
     require_flags(in);
     require_columns(in);
     p.mask = flags_of(in);
+  } else {
+    require_shape(in->ndim == 1 && in->is_contiguous(), in, "a contiguous array of shape [num_sequences]");
+    p.lengths = in->shape[0] == 0 ? nullptr : in->data;
+    p.lengths_dtype = in->dtype;
   }
   p.num_sequences = in->shape[0];
   p.num_tokens = num_tokens;
   p.capacity = capacity;
   return Results("pack", frame)
       .add(&p.cu_seqlens, {p.num_sequences + 1})
-      .add(&p.positions, {p.num_sequences, num_tokens}, !by_lengths)
+      .add(&p.positions, {p.num_sequences, num_tokens}, by_mask)
       .add(&p.status, {1})
       .run(rlk::pack_layout, p);
 }

@@ -18,7 +18,7 @@ from .pack_fill import fill_bits, is_zero
 
 __all__ = ["Packed", "pack", "pack_reference", "unpack", "unpack_reference"]
 
-_C = functions(pack="object*3, bool*2, int*2, object*2, int", pack_layout="object*2, int*2, object, int")
+_C = functions(pack="object*3, bool*2, int*2, object*2, int", pack_layout="object, int*2, bool, object, int")
 
 
 class Packed(NamedTuple, Generic[ArrayT]):
@@ -38,11 +38,6 @@ def _name(i: int) -> Any:
     """Returns a function that names array i in errors. ``how[1]`` has one fill value per array, so its length is the
     number of arrays."""
     return lambda how, _: "tensors" if len(how[1]) == 1 else f"tensors[{i}]"
-
-
-def _native_layout(arrays: Any, how: tuple[Any, ...], *tail: Any) -> Any:
-    *counts, by_mask = how
-    return _C.pack_layout(*((None, *arrays) if by_mask else (*arrays, None)), *counts, *tail)
 
 
 def _native(arrays: Any, how: tuple[Any, ...], *tail: Any) -> list[Any]:
@@ -109,7 +104,6 @@ _LAYOUT = Operator(
     "SymInt num_tokens, SymInt capacity, bool by_mask",
     outputs=lambda arrays, how: ((arrays[0].shape[0] + 1,), tuple(arrays[0].shape) if how[2] else None, (1,)),
     dtypes=("int32",) * 3,
-    native=_native_layout,
 )
 _INCOMING = ("dy", *(f"dy[{i}]" for i in range(1, MOST)))
 _LINEAR = linear(of=_SLOTS, reads=(0, 1), incoming=_INCOMING, along=_along, dims=2)
@@ -190,24 +184,24 @@ def pack(
     if len(shape) < 2:
         raise ValueError(f"tensors: expected shape [num_sequences, num_tokens, ...], got {list(shape)}")
     num_tokens, capacity = shape[1], shape[0] * shape[1]
-    _check_rows(frame, "lengths" if mask is None else "mask", lengths if mask is None else mask, shape)
+    kept, name = (lengths, "lengths") if mask is None else (mask, "mask")
+    _check_rows(frame, name, kept, shape)
     if max_tokens is not None:
         capacity = _check.integer64("max_tokens", max_tokens)
         if capacity < 0:
             raise ValueError(f"max_tokens: expected a number >= 0, got {capacity}")
     if frame is None:
         if _is_direct(arrays, lengths, mask):
-            cu_seqlens, positions, status = _C.pack_layout(lengths, mask, num_tokens, capacity, None, 0)
+            cu_seqlens, positions, status = _C.pack_layout(kept, num_tokens, capacity, mask is not None, None, 0)
             found = _moved(arrays, cu_seqlens, positions, False, True, num_tokens, capacity, fills)
         else:
-            kept, by_mask = (lengths, False) if mask is None else (mask, True)
-            _call.engine().require_tensors(**{"tensors": arrays[0], "mask" if by_mask else "lengths": kept})
-            cu_seqlens, positions, status = _call.call(_LAYOUT, (kept,), (num_tokens, capacity, by_mask))
+            _call.engine().require_tensors(**{"tensors": arrays[0], name: kept})
+            cu_seqlens, positions, status = _call.call(_LAYOUT, (kept,), (num_tokens, capacity, mask is not None))
             found = _traced(_PACK, arrays, cu_seqlens, positions, (num_tokens, fills, capacity, True))
         return Packed(_as_given(tensors, found), cu_seqlens, positions, status)
     _dispatch.match_torch_threads()
     cu_seqlens, positions, status = _C.pack_layout(
-        frame.export(lengths, "lengths"), frame.export(mask, "mask"), num_tokens, capacity, frame.allocate, frame.stream
+        frame.export(kept, name), num_tokens, capacity, mask is not None, frame.allocate, frame.stream
     )
     packed = _move(frame, arrays, cu_seqlens, positions, False, num_tokens, capacity, fills)
     return Packed(_as_given(tensors, packed), frame.result(cu_seqlens), frame.result(positions), frame.result(status))
