@@ -2,12 +2,9 @@
 #pragma once
 
 #include "kernels/vocabulary/scored_groups.h"
-#include "kernels/vocabulary/scored_rows.h"
 #include "rlk/ops/linear_logprob.h"
 
 namespace rlk::cuda {
-
-void scored_rows(const ScoredRowsParams& p, int device, Stream stream);
 
 // `fuses_linear_logprob`: whether a fused forward serves a call without logits in memory. The next two functions return
 // the workspace of this forward and launch it.
