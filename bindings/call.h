@@ -69,8 +69,12 @@ class ReleasedGil {
 // Collects the outputs of a call in order, then makes the call.
 class Results {
  public:
-  // The constructor refuses a device for which this build has no kernels of `op`.
-  Results(const char* op, const Frame* frame) : frame_(frame), caller_((require_backend(op, *frame->first), *frame)) {}
+  // The constructor refuses a device for which this build has no kernels of `op`. A call that does not run gets outputs
+  // without memory.
+  Results(const char* op, const Frame* frame, bool runs = true)
+      : frame_(frame), caller_((require_backend(op, *frame->first), *frame)) {
+    if (!runs) caller_.api = &kDescribed;
+  }
 
   const Caller& caller() const { return caller_; }
 

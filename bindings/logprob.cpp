@@ -378,65 +378,40 @@ RLK_FUNCTION(linear_logprob_partial, (), nb::tuple head, nb::tuple numbers, nb::
   return results.run_within(a.workspace_bytes, false, linear_logprob_workspace, rlk::linear_logprob, &p);
 }
 
-// The params of a backward, without the gradients' memory. Each bit of `needs` asks for the gradient of one operand. The
-// gradient of a weight with a main_grad is float32. The gradient of hidden is float32, too, if it is one shard's addend
-// of a tree sum over all shards.
-LinearLogprobBackwardParams backward_params(const HeadArguments& a, int needs, bool accumulates, nb::handle shard) {
-  auto p = a.params<LinearLogprobBackwardParams>();
-  p.dh_segments = a.dh_segments;
-  p.wide_dhidden = needs & 1 << kHidden && !shard.is_none() && a.dh_segments > 1;
-  p.dhidden_rows = dense(p.num_rows, a.head.in_features);
-  p.dweight_dtype = accumulates ? DType::kFloat32 : a.head.dtype;
-  p.dweight_stride = p.main_grad_stride = a.head.in_features;
-  p.dbias_dtype = a.head.bias_dtype;
-  return p;
-}
-
-// Refuses, before a forward, a workspace that is too small for its backward.
-RLK_PLAIN_FUNCTION(linear_logprob_require_workspace, nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
-                   int needs, bool has_main_grad) {
-  Frame frame;
-  const HeadArguments a(&frame, head, numbers, how, shard);
-  auto p = backward_params(a, needs, has_main_grad, shard);
-  // Uses an address in place of memory that is not allocated yet. The size of the workspace does not depend on this
-  // address.
-  const auto some = [&](int operand, bool there = true) {
-    return needs >> operand & 1 && there ? reinterpret_cast<void*>(kWorkspaceAlign) : nullptr;
-  };
-  p.dhidden = some(kHidden);
-  p.dweight = some(kWeight);
-  p.main_grad = static_cast<const float*>(some(kWeight, has_main_grad));
-  p.dbias = some(kBias);
-  p.dlora_a = some(kLoraA, a.head.lora_rank > 0);
-  p.dlora_b = some(kLoraB, a.head.lora_rank > 0);
-  const WorkspaceRange range = linear_logprob_backward_workspace(p, frame.device());
-  if (a.workspace_bytes) require_bytes(least_bytes(range), *a.workspace_bytes, "the backward of this call");
-  return nb::none();
-}
-
-// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each gradient that is not wanted. If main_grad is
-// given, dweight is main_grad itself. `rows` has the values that read_backward_rows reads.
+// Returns (dhidden, dweight, dbias, dlora_a, dlora_b), with None for each gradient that is not wanted: bit i of `needs`
+// asks for the gradient of operand i. If main_grad is given, dweight is main_grad itself, in float32. The gradient of
+// hidden is float32, too, if it is one shard's addend of a tree sum over all shards. `rows` has the values that
+// read_backward_rows reads. If `rows` is None, the call only refuses a workspace that is too small.
 RLK_FUNCTION(linear_logprob_backward, (), nb::tuple head, nb::tuple numbers, nb::tuple how, nb::handle shard,
-             nb::tuple rows, int needs, nb::handle main_grad) {
+             nb::handle rows, int needs, nb::handle main_grad) {
   const HeadArguments a(frame, head, numbers, how, shard);
   const auto wants = [&](int operand) { return (needs >> operand & 1) != 0; };
-  const bool accumulates = wants(kWeight) && !main_grad.is_none();
-  auto p = backward_params(a, needs, accumulates, shard);
-  read_backward_rows(frame, a.call, rows, &p);
+  const bool accumulates = wants(kWeight) && !main_grad.is_none(), runs = !rows.is_none();
+  const std::int64_t rank = a.head.lora_rank, features = a.head.in_features;
+  auto p = a.params<LinearLogprobBackwardParams>();
+  p.dh_segments = a.dh_segments;
+  p.wide_dhidden = wants(kHidden) && !shard.is_none() && a.dh_segments > 1;
+  p.dhidden_rows = dense(p.num_rows, features);
+  p.dweight_dtype = accumulates ? DType::kFloat32 : a.head.dtype;
+  p.dbias_dtype = a.head.bias_dtype;
+  if (runs) read_backward_rows(frame, a.call, nb::borrow<nb::tuple>(rows), &p);
   if (p.dlogprob != nullptr) require_one_stride(p.dlogprob_rows, p.num_rows, "dlogprob");
   if (p.dlse != nullptr) require_one_stride(p.dlse_rows, p.num_rows, "dlse");
   if (p.dentropy != nullptr) require_one_stride(p.dentropy_rows, p.num_rows, "dentropy");
-  Results results("linear_logprob", frame);
+  Results results("linear_logprob", frame, runs);
   results.add(&p.dhidden, a.hidden.array.shape(), p.wide_dhidden ? DType::kFloat32 : a.head.dtype, wants(kHidden));
   const Array* const total = accumulates ? &frame->read(main_grad, "main_grad", kFloat32) : nullptr;
-  results.add_matrix(total, p.num_columns, a.head.in_features, &p.dweight, &p.dweight_stride, p.dweight_dtype,
+  results.add_matrix(total, p.num_columns, features, &p.dweight, &p.dweight_stride, p.dweight_dtype,
                      "out_features, in_features", wants(kWeight));
   p.main_grad_stride = p.dweight_stride;
   if (accumulates) p.main_grad = static_cast<const float*>(p.dweight);
-  const std::int64_t rank = a.head.lora_rank;
   results.add(&p.dbias, {p.num_columns}, p.dbias_dtype, wants(kBias))
-      .add(&p.dlora_a, {rank, a.head.in_features}, a.head.dtype, wants(kLoraA) && rank > 0)
+      .add(&p.dlora_a, {rank, features}, a.head.dtype, wants(kLoraA) && rank > 0)
       .add(&p.dlora_b, {p.num_columns, rank}, a.head.dtype, wants(kLoraB) && rank > 0);
+  if (!runs) {
+    const WorkspaceRange range = linear_logprob_backward_workspace(p, frame->device());
+    if (a.workspace_bytes) require_bytes(least_bytes(range), *a.workspace_bytes, "the backward of this call");
+  }
   return results.run_within(a.workspace_bytes, false, linear_logprob_backward_workspace, rlk::linear_logprob_backward,
                             &p, true);
 }

@@ -47,7 +47,6 @@ _C = functions(
     linear_logprob="object*3, int, object, int",
     linear_logprob_backward="object*5, int, object*2, int",
     linear_logprob_partial="object*5, int",
-    linear_logprob_require_workspace="object*4, int, bool",
 )
 
 _torch_path: Any = None

@@ -47,7 +47,7 @@ def _prepared(arrays: Any, how: Any, needs: Any) -> tuple[Any, ...]:
     shard, _, main_grad = how[14:]
     if how[8] is not None:
         called, place = _called(arrays[:6], arrays[6:], how), None if shard is None else shard[1:]
-        _C.linear_logprob_require_workspace(*called, place, bits(needs), main_grad is not None)
+        _C.linear_logprob_backward(*called, place, None, bits(needs), main_grad, None, 0)
     return (*how[:13], how[13] | 2, shard)
 
 
