@@ -24,6 +24,11 @@ RLK_HD int cluster_steps(int groups) {
   return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
 }
 
+// The number of a block's open columns, and the keys (key_of) of their smallest and largest z.
+struct alignas(16) OpenColumns {
+  std::uint32_t count, low, high;
+};
+
 // The shared memory of a block in a cluster of kBlocks blocks.
 template <int kBlocks>
 struct ClusterShared {
@@ -31,10 +36,11 @@ struct ClusterShared {
   static constexpr int kGroups = kSteps * kRowGroups;  // groups per block
   static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
 
-  std::uint64_t bins[kDigitBins];                // masses of the block's columns
+  // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
+  // memory. Behind the bins, each lane has a word to which its columns without mass add.
+  alignas(16) std::uint32_t bins[2][kDigitBins + kWarp];
   std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, for the bins that this block sums
   std::uint64_t parts[kBlocks * kClusterWarps];  // one sum for every kBinsOfWarp bins, from all blocks
-  std::uint64_t unused[kWarp];                   // columns without mass add to these words
   std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
   // Ranks of all blocks' columns in the cut's bin, and their masses.
   std::uint64_t list[kMostAtCut], masses[kMostAtCut];
@@ -44,13 +50,15 @@ struct ClusterShared {
   float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
   int2 columns[kGroups];                           // each group's first column, and the end of its part
   float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
-  std::uint32_t open[kSteps][kClusterThreads];
-  std::uint32_t counts[kMostGroups];  // kept columns of each group
+  alignas(16) std::uint16_t open[kSteps][kClusterThreads];
+  OpenColumns of_open;
+  std::uint32_t open_of_group[kGroups];  // open columns of each group
+  std::uint32_t counts[kMostGroups];     // kept columns of each group
   std::uint32_t words[kDrawWords];
   std::uint64_t goal, before, last;
   std::int64_t begin;
   int bin;
-  std::uint32_t num_found, num_fine;
+  std::uint32_t num_fine;
   std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, by z and then by id
 };
 
@@ -115,12 +123,18 @@ class ClusterCut {
     }
     __syncthreads();
   }
+  __device__ __forceinline__ void clear_bins() {
+    static_assert(kDigitBins == 4 * kClusterThreads);
+#pragma unroll
+    for (auto& half : s_.bins) reinterpret_cast<uint4*>(half)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  }
 
  protected:
   using Storage = typename T::Storage;
   using Exponential = Chains<kExp, false>;
   static constexpr int kBinsOfBlock = Shared::kBinsOfBlock, kBinsOfWarp = Shared::kBinsOfWarp;
-  static constexpr int kBatch = 4;  // columns that one step of a loop processes
+  static constexpr int kUpperBytes = sizeof(Shared::bins[0]);  // from the lower half of a bin to the upper half
+  static constexpr int kBatch = 4;                             // columns that one step of a loop processes
   static constexpr int kBatches = kLeafSteps / kBatch;
 
   __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
@@ -218,6 +232,10 @@ class ClusterCut {
   __device__ __forceinline__ bool has_bit(const std::uint32_t (&words)[kMaskWords], int k) const {
     return (words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) != 0;
   }
+  __device__ __forceinline__ float column_of(int step, int k) const {
+    const auto* const of = reinterpret_cast<const float*>(columns() + (step * kBatches + k / kBatch) * kClusterThreads);
+    return of[k % kBatch];
+  }
   // Four columns of a step's leaf.
   __device__ __forceinline__ void batch_of(int step, int batch, float (&z)[kBatch]) const {
     const float4 of = columns()[(step * kBatches + batch) * kClusterThreads];
@@ -257,15 +275,10 @@ class ClusterCut {
     return over_lanes<kBlocks>(s_.range[lane_ % kBlocks]);
   }
 
-  // The value that decides a column's bin: the column's z times `unit`, or the negative of its id if `unit` is 0. A
-  // unit other than 1 keeps small differences of z from being subnormal.
-  static __device__ __forceinline__ float value_of(float z, int id, float unit) {
-    return unit == 0.0f ? -static_cast<float>(id) : mul_rn(z, unit);
-  }
   // Adds masses in the order of ranks, and returns the rank of the first column with which the sum reaches top_p's
   // share. Each step of the loop adds masses to bins of equal width and finds the bin of this column. The loop ends
-  // when the bin's columns fit the list. If all of the bin's columns have one z, the bins divide the columns' ids
-  // instead.
+  // when the bin's columns fit the list, or when they all have one z. A unit other than 1, by which z is multiplied,
+  // keeps small differences of z from being subnormal.
   __device__ __forceinline__ std::uint64_t find_last(float top_p, const float2& range) {
     float high = range.x, low = fmaxf(range.y, range.x - kMassRange / c_);
     float unit = 1.0f;
@@ -281,35 +294,41 @@ class ClusterCut {
       sum_bins();
       meet();
       if (warp_ == 0) find_bin(is_first, top_p);
+      if (warp_ == 1) clear_open();
       __syncthreads();
       const int bin = s_.bin;
-      for (int i = static_cast<int>(threadIdx.x); i < kDigitBins; i += kClusterThreads) s_.bins[i] = 0;
+      clear_bins();
       list_bin(bin, high, scale, unit, is_first);
       meet();
-      const int size = gather();
+      const OpenColumns of_block = lane_ < kBlocks ? load_remote(&s_.of_open, lane_) : no_columns();
+      const std::uint32_t low_key = __reduce_min_sync(kAllLanes, of_block.low);
+      const std::uint32_t high_key = __reduce_max_sync(kAllLanes, of_block.high);
+      if (low_key == high_key) return last_of_ties(z_of_key(low_key));
+      const int size = gather(static_cast<int>(of_block.count));
       if (size <= kMostAtCut) {
         return last_of_list(size, [&](std::uint64_t rank) {
-          const float value = value_of(z_of_rank(rank), static_cast<int>(id_of_rank(rank)), unit);
+          const float value = mul_rn(z_of_rank(rank), unit);
           const float x = mul_rn(sub_rn(mul_rn(sub_rn(high, value), scale), static_cast<float>(bin)), kFineBins);
           return x >= kFineBins - 1 ? kFineBins - 1 : x > 0.0f ? static_cast<int>(x) : 0;
         });
       }
-      // num_found may be cleared below: other blocks read it before they arrive at the barrier of the next reduction.
-      high = open_range(unit, &low);
-      if (high == low || (unit == 1.0f && high - low < 0x1p-100f)) {
-        unit = high == low ? 0.0f : 0x1p64f;
-        meet();  // every block has read the range
-        high = open_range(unit, &low);
-      }
-      if (threadIdx.x == 0) s_.num_found = 0;
+      high = z_of_key(high_key), low = z_of_key(low_key);
+      unit = high - low < 0x1p-100f ? 0x1p64f : 1.0f;
+      high = mul_rn(high, unit), low = mul_rn(low, unit);
     }
+  }
+  static __device__ __forceinline__ OpenColumns no_columns() { return {0, ~0u, 0}; }
+  // Other blocks have read these values.
+  __device__ __forceinline__ void clear_open() {
+    if (lane_ < Shared::kGroups) s_.open_of_group[lane_] = 0;
+    if (lane_ == 0) s_.of_open = no_columns();
   }
   // The address of a value's bin. If the scale is infinite, all values have one bin.
   static __device__ __forceinline__ std::uint32_t address_of_bin(std::uint32_t bins, float value, float high,
                                                                  float scale) {
     // From 2^23 on, the last bit of a float has the value 1, so the sum's lower bits are the bin.
     const float counted = __fadd_rz(fminf(mul_rn(sub_rn(high, value), scale), kDigitBins - 1), 0x1p23f);
-    return bins + 8 * (static_cast<std::uint32_t>(rlk::bits_of(counted)) - 0x4b000000u);
+    return bins + 4 * (static_cast<std::uint32_t>(rlk::bits_of(counted)) - 0x4b000000u);
   }
   // Adds the lower half of a mass to a bin; returns the upper half with the carry.
   static __device__ __forceinline__ std::uint32_t add_low(std::uint32_t bin, std::uint64_t mass) {
@@ -319,11 +338,11 @@ class ClusterCut {
     return static_cast<std::uint32_t>(((std::uint64_t{before} + low) >> 32) + (mass >> 32));
   }
   static __device__ __forceinline__ void add_high(std::uint32_t bin, std::uint32_t high) {
-    asm volatile("red.shared.add.u32 [%0+4], %1;" ::"r"(bin), "r"(high) : "memory");
+    asm volatile("red.shared.add.u32 [%0+%2], %1;" ::"r"(bin), "r"(high), "n"(kUpperBytes) : "memory");
   }
   // Adds the masses of all columns to bins of z.
   __device__ __forceinline__ void add_masses(float high, float scale) {
-    const std::uint32_t bins = shared_address(s_.bins), unused = shared_address(s_.unused + lane_);
+    const std::uint32_t bins = shared_address(s_.bins[0]), unused = shared_address(s_.bins[0] + kDigitBins + lane_);
 #pragma unroll 1
     for (int i = 0; i < steps() * kBatches; ++i) {
       float z[kBatch];
@@ -332,7 +351,7 @@ class ClusterCut {
       batch_of(0, i, z);
 #pragma unroll
       for (int k = 0; k < kBatch; ++k) {
-        // Columns without mass add an arbitrary value to an unused word of their lane.
+        // Columns without mass add an arbitrary value to a word of their lane that no bin has.
         mass[k] = mass_above(z[k]);
         to[k] = z[k] > least_ ? address_of_bin(bins, z[k], high, scale) : unused;
       }
@@ -342,26 +361,23 @@ class ClusterCut {
       for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
     }
   }
-  // Adds the masses of the open columns (each_open()) to bins of z or of ids.
+  // Adds the masses of the open columns (each_open()) to bins of z.
   __device__ __forceinline__ void add_open_masses(float high, float scale, float unit) {
-    const std::uint32_t bins = shared_address(s_.bins);
-    each_open([&](float z, int id) {
-      const std::uint64_t mass = mass_of(z);
-      const std::uint32_t to = address_of_bin(bins, value_of(z, id, unit), high, scale);
-      add_high(to, add_low(to, mass));
+    const std::uint32_t bins = shared_address(s_.bins[0]);
+    each_open([&](float z) {
+      const std::uint32_t to = address_of_bin(bins, mul_rn(z, unit), high, scale);
+      add_high(to, add_low(to, mass_of(z)));
     });
   }
-  // Calls fn(z, id) for the thread's open columns. A column is open as long as it may be the last kept column.
+  // Calls fn(z) for the thread's open columns. A column is open as long as it may be the last kept column.
   template <class F>
   __device__ __forceinline__ void each_open(F fn) {
 #pragma unroll 1
     for (int step = 0; step < steps(); ++step) {
-      const int first = place_of_leaf(step).first + chain_;
       const std::uint32_t open = s_.open[step][threadIdx.x];
-      const auto* const z = reinterpret_cast<const float*>(columns() + step * kBatches * kClusterThreads);
 #pragma unroll 1
       for (int k = 0; k < kLeafSteps; ++k) {
-        if ((open >> k & 1) != 0) fn(z[k / kBatch * kBatch * kClusterThreads + k % kBatch], first + k * kNumChains);
+        if ((open >> k & 1) != 0) fn(column_of(step, k));
       }
     }
   }
@@ -373,10 +389,10 @@ class ClusterCut {
     const bool divides = width > 0.0f && width < infinity();
     const float from = divides && bin < kDigitBins - 1 ? high - (bin + 1) * width - slack : -infinity();
     const float to = divides ? high - bin * width + slack : infinity();
-    const std::uint32_t bins = shared_address(s_.bins), own_bin = bins + 8 * bin;
+    const std::uint32_t bins = shared_address(s_.bins[0]), own_bin = bins + 4 * bin;
+    std::uint32_t low_key = no_columns().low, high_key = no_columns().high;
 #pragma unroll 1
     for (int step = 0; step < steps(); ++step) {
-      const int first = place_of_leaf(step).first + chain_;
       const std::uint32_t open = is_first ? ~0u : s_.open[step][threadIdx.x];
       std::uint32_t inside = 0;
       if (unit != 1.0f) {
@@ -395,29 +411,88 @@ class ClusterCut {
 #pragma unroll 1
       for (; inside != 0; inside &= inside - 1) {
         const int k = __ffs(static_cast<int>(inside)) - 1;
-        const auto* const of =
-            reinterpret_cast<const float*>(columns() + (step * kBatches + k / kBatch) * kClusterThreads);
-        const float z = of[k % kBatch];
-        const int id = first + k * kNumChains;
-        if (mass_of(z) == 0 || address_of_bin(bins, value_of(z, id, unit), high, scale) != own_bin) continue;
+        const float z = column_of(step, k);
+        if (mass_of(z) == 0 || address_of_bin(bins, mul_rn(z, unit), high, scale) != own_bin) continue;
         stays |= 1u << k;
-        const std::uint32_t at = atomicAdd(&s_.num_found, 1u);
-        if (at < kMostAtCut) s_.found[at] = rank_of(z, id);
+        low_key = min(low_key, key_of(z));
+        high_key = max(high_key, key_of(z));
       }
-      s_.open[step][threadIdx.x] = stays;
+      s_.open[step][threadIdx.x] = static_cast<std::uint16_t>(stays);
+      list_open(step, stays);
+    }
+    low_key = __reduce_min_sync(kAllLanes, low_key);
+    high_key = __reduce_max_sync(kAllLanes, high_key);
+    if (lane_ == 0 && low_key <= high_key) {
+      atomicMin(&s_.of_open.low, low_key);
+      atomicMax(&s_.of_open.high, high_key);
     }
   }
-  // The range of the open columns' values.
-  __device__ __forceinline__ float open_range(float unit, float* low) {
-    float2 own = make_float2(-infinity(), infinity());
-    each_open([&](float z, int id) {
-      const float value = value_of(z, id, unit);
-      own = make_float2(fmaxf(own.x, value), fminf(own.y, value));
-    });
-    __syncthreads();  // every thread has read of_warps and range
-    const float2 range = range_of_row(own);
-    *low = range.y;
-    return range.x;
+  // Counts and lists the warp's open columns in a step. `open`: the lane's columns.
+  __device__ __forceinline__ void list_open(int step, std::uint32_t open) {
+    const auto count = static_cast<std::uint32_t>(__popc(open)), of_warp = __reduce_add_sync(kAllLanes, count);
+    if (of_warp == 0) return;
+    std::uint32_t at = 0;
+    if (lane_ == 0) {
+      at = atomicAdd(&s_.of_open.count, of_warp);
+      atomicAdd(s_.open_of_group + group_of(step), of_warp);
+    }
+    at = __shfl_sync(kAllLanes, at, 0) + scan(count) - count;
+    const int first = place_of_leaf(step).first + chain_;
+#pragma unroll 1
+    for (; open != 0 && at < kMostAtCut; open &= open - 1, ++at) {
+      const int k = __ffs(static_cast<int>(open)) - 1;
+      s_.found[at] = rank_of(column_of(step, k), first + k * kNumChains);
+    }
+  }
+  // The rank of the open column with which the sum of masses reaches the goal, if all open columns have this z. Their
+  // masses are equal, so the numbers of open columns in groups, then in leaves, lead to the column.
+  __device__ __forceinline__ std::uint64_t last_of_ties(float z) {
+    if (warp_ == 0) find_tie(z);
+    __syncthreads();
+    return s_.last;
+  }
+  __device__ __forceinline__ void find_tie(float z) {
+    const std::uint64_t mass = mass_of(z), goal = s_.goal - s_.before;
+    const auto reaches = [&](std::uint32_t columns) { return columns * mass >= goal; };
+    // Each lane has neighbouring columns, `count` of them open. Returns the lane whose columns reach the goal.
+    // `before`: the open columns before the first lane's; then those before the lane's.
+    const auto lane_of_goal = [&](std::uint32_t count, std::uint32_t* before) {
+      const std::uint32_t end = *before + scan(count);
+      *before = end - count;
+      return __ffs(static_cast<int>(__ballot_sync(kAllLanes, !reaches(*before) && reaches(end)))) - 1;
+    };
+    constexpr int kOwn = 2;
+    static_assert(kMostGroups <= kOwn * kWarp);
+    std::uint32_t own[kOwn], before = 0;
+#pragma unroll
+    for (int k = 0; k < kOwn; ++k) {
+      const int task = lane_ * kOwn + k;
+      own[k] = task < grid_.groups ? load_remote(s_.open_of_group + task / kBlocks, task % kBlocks) : 0;
+    }
+    const int of_group = lane_of_goal(own[0] + own[1], &before);
+    const bool second = !reaches(before + own[0]);
+    before = __shfl_sync(kAllLanes, before + (second ? own[0] : 0), of_group);
+    const int task = __shfl_sync(kAllLanes, lane_ * kOwn + (second ? 1 : 0), of_group);
+    const int group = task / kBlocks, rank = task % kBlocks;
+    const std::uint16_t* const of_leaf =
+        s_.open[group / kRowGroups] + (group % kRowGroups * kGroupLeaves + lane_) * kNumChains;
+    const uint4 open = load_remote(reinterpret_cast<const uint4*>(of_leaf), rank);
+    const int first = load_remote(&s_.columns[group].x, rank);
+    const auto count = static_cast<std::uint32_t>(__popc(open.x) + __popc(open.y) + __popc(open.z) + __popc(open.w));
+    const int leaf = lane_of_goal(count, &before);
+    before = __shfl_sync(kAllLanes, before, leaf);
+    // Each half of a word has a chain of the leaf. A lane takes one column of each of four chains.
+    static_assert(kNumChains == 8 && kLeafSteps == 16);
+    const std::uint32_t words[] = {__shfl_sync(kAllLanes, open.x, leaf), __shfl_sync(kAllLanes, open.y, leaf),
+                                   __shfl_sync(kAllLanes, open.z, leaf), __shfl_sync(kAllLanes, open.w, leaf)};
+    const bool upper = lane_ % 2 != 0;
+    const int k = lane_ / 2;
+    const std::uint32_t low = (upper ? words[2] : words[0]) >> k, high = (upper ? words[3] : words[1]) >> k;
+    std::uint32_t bits = (low & 1) | (low >> 15 & 2) | (high & 1) << 2 | (high >> 13 & 8);
+    if (lane_of_goal(static_cast<std::uint32_t>(__popc(bits)), &before) != lane_) return;
+#pragma unroll 1
+    for (; !reaches(before + 1); ++before) bits &= bits - 1;
+    s_.last = rank_of(z, first + leaf * kLeafColumns + lane_ * 4 + __ffs(static_cast<int>(bits)) - 1);
   }
   // Sums this block's bins over all blocks, and sends the sums of every kBinsOfWarp bins to all blocks.
   __device__ __forceinline__ void sum_bins() {
@@ -426,7 +501,8 @@ class ClusterCut {
     std::uint64_t of[kShare], sum = 0;
 #pragma unroll
     for (int k = 0; k < kShare; ++k) {
-      of[k] = load_remote(s_.bins + rank_ * kBinsOfBlock + bin, lane_ / kBinsOfWarp * kShare + k);
+      const int of_bin = rank_ * kBinsOfBlock + bin, from = lane_ / kBinsOfWarp * kShare + k;
+      of[k] = load_remote(s_.bins[0] + of_bin, from) | std::uint64_t{load_remote(s_.bins[1] + of_bin, from)} << 32;
     }
 #pragma unroll
     for (int k = 0; k < kShare; ++k) sum += of[k];
@@ -470,17 +546,18 @@ class ClusterCut {
     if (lane_ == 0) s_.goal = goal;
   }
   // The sum over the lanes up to this lane.
-  __device__ __forceinline__ std::uint64_t scan(std::uint64_t x) const {
+  template <class N>
+  __device__ __forceinline__ N scan(N x) const {
 #pragma unroll
     for (int d = 1; d < kWarp; d *= 2) {
-      const std::uint64_t other = __shfl_up_sync(kAllLanes, x, d);
+      const N other = __shfl_up_sync(kAllLanes, x, d);
       if (lane_ >= d) x += other;
     }
     return x;
   }
-  // Collects the columns in the cut's bin from all blocks, if they fit the list. Returns their number.
-  __device__ __forceinline__ int gather() {
-    const auto mine = static_cast<int>(lane_ < kBlocks ? load_remote(&s_.num_found, lane_) : 0);
+  // Collects the columns in the cut's bin from all blocks, if they fit the list. Returns their number. `mine`: the
+  // number of columns in block `lane_`.
+  __device__ __forceinline__ int gather(int mine) {
     int end = mine;
 #pragma unroll
     for (int d = 1; d < kBlocks; d *= 2) {
@@ -524,16 +601,14 @@ class ClusterCut {
         for (int i = thread; i < count; i += threads) same = same && z_of_rank(rank_at(i)) == z_of_rank(rank_at(0));
         if (!__syncthreads_and(same)) break;
 #pragma unroll 1
-        for (int i = thread; i < kFineBins; i += threads) s_.bins[i] = 0;
+        for (int i = thread; i < kFineBins; i += threads) s_.bins[0][i] = s_.bins[1][i] = 0;
         __syncthreads();
       }
 #pragma unroll 1
       for (int i = thread; i < count; i += threads) {
         const std::uint64_t mass = s_.masses[step == 0 ? i : from[i]];
-        auto* const bin = reinterpret_cast<std::uint32_t*>(fine_bin(fine_of(rank_at(i))));
-        const auto low = static_cast<std::uint32_t>(mass);
-        const std::uint32_t high = static_cast<std::uint32_t>(mass >> 32) + (atomicAdd(bin, low) > ~low ? 1 : 0);
-        if (high != 0) atomicAdd(bin + 1, high);
+        const std::uint32_t bin = shared_address(s_.bins[0] + fine_bin(fine_of(rank_at(i))));
+        add_high(bin, add_low(bin, mass));
       }
       if (thread == 0) s_.num_fine = 0;
       __syncthreads();
@@ -562,18 +637,21 @@ class ClusterCut {
     __syncthreads();
     return s_.last;
   }
-  // Address of a finer bin. Each lane of the first warp has kOwn neighbouring bins; the lanes' bins lie in different
+  // Place of a finer bin. Each lane of the first warp has kOwn neighbouring bins; the lanes' bins lie in different
   // banks.
-  __device__ __forceinline__ std::uint64_t* fine_bin(int bin) const {
+  static __device__ __forceinline__ int fine_bin(int bin) {
     constexpr int kOwn = kFineBins / kWarp;
-    return s_.bins + bin % kOwn * kWarp + bin / kOwn;
+    return bin % kOwn * kWarp + bin / kOwn;
+  }
+  __device__ __forceinline__ std::uint64_t fine_mass(int bin) const {
+    return s_.bins[0][fine_bin(bin)] | std::uint64_t{s_.bins[1][fine_bin(bin)]} << 32;
   }
   // The first warp finds the finer bin in which the sum of masses reaches the goal.
   __device__ __forceinline__ void find_fine_bin() {
     constexpr int kOwn = kFineBins / kWarp;
     std::uint64_t mine = 0;
 #pragma unroll 4
-    for (int k = 0; k < kOwn; ++k) mine += *fine_bin(lane_ * kOwn + k);
+    for (int k = 0; k < kOwn; ++k) mine += fine_mass(lane_ * kOwn + k);
     const std::uint64_t goal = s_.goal;
     std::uint64_t before = s_.before;
     before += scan(mine) - mine;
@@ -581,7 +659,7 @@ class ClusterCut {
     if (before < goal && before + mine >= goal) {
 #pragma unroll 1
       for (int k = 0; k < kOwn; ++k) {
-        const std::uint64_t mass = *fine_bin(lane_ * kOwn + k);
+        const std::uint64_t mass = fine_mass(lane_ * kOwn + k);
         if (before + mass >= goal) {
           s_.bin = lane_ * kOwn + k;
           s_.before = before;

@@ -46,6 +46,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
   using typename Cut::Storage;
 
  public:
+  using Cut::clear_bins;
   using Cut::Cut;
   using Cut::find_columns;
 

@@ -20,11 +20,9 @@ __global__ void __launch_bounds__(kClusterThreads, kBlocks == kWideBlocks ? 1 : 
   using Shared = ClusterShared<kBlocks>;
   static_assert(sizeof(Shared) % sizeof(float4) == 0);
   Shared& s = *reinterpret_cast<Shared*>(of_cluster);
-#pragma unroll
-  for (int i = 0; i < kDigitBins / kClusterThreads; ++i) s.bins[i * kClusterThreads + threadIdx.x] = 0;
   if (threadIdx.x < kMostSlots / kWarp) s.roots[threadIdx.x] = make_float2(-infinity(), 0.0f);
-  if (threadIdx.x == 0) s.num_found = 0;
   ClusterRow<T, kExp, kBlocks> row(p, grid, chunk, height, &s);
+  row.clear_bins();
   row.find_columns();
   cluster_arrive();
   wait_for_previous_kernel();
