@@ -1,93 +1,13 @@
-// Cuts a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns. Through
-// distributed shared memory, blocks exchange the extremes of z, bins of masses, and counts. A column's mass is its
-// exponential relative to the row's largest z. Its rank is an integer that orders columns by descending z, then by id.
+// Cuts a row by top_p without top_k, in a cluster of blocks on SM90. Shared memory holds the row's columns, or those
+// that fit it. Through distributed shared memory, blocks exchange the extremes of z, bins of masses, and counts. A
+// column's mass is its exponential relative to the row's largest z. Its rank is an integer that orders columns by
+// descending z, then by id.
 #pragma once
 
-#include "../common/cluster_sm90.cuh"
-#include "draw.cuh"
-#include "leaf_scan.cuh"
+#include "cluster_shared_sm90.cuh"
 
 namespace rlk::cuda {
 namespace {
-
-constexpr int kClusterWarps = 16;                        // warps of a block
-constexpr int kGroupWarps = 8;                           // warps per group of 32 leaves; a warp has four leaves
-constexpr int kRowGroups = kClusterWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
-constexpr int kClusterThreads = kClusterWarps * kWarp;
-constexpr int kMostGroups = 48;  // groups of a row
-constexpr int kMostAtCut = 512;  // columns of the cut's bin that shared memory can list
-constexpr int kFineBins = 512;   // finer bins that divide that list
-
-// Leaves that a lane processes, one after another.
-template <int kBlocks>
-RLK_HD int cluster_steps(int groups) {
-  return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
-}
-
-// The number of a block's open columns, and the keys (key_of) of their smallest and largest z.
-struct alignas(16) OpenColumns {
-  std::uint32_t count, low, high;
-};
-
-// The shared memory of a block in a cluster of kBlocks blocks.
-template <int kBlocks>
-struct ClusterShared {
-  static constexpr int kSteps = (kMostGroups / kBlocks + kRowGroups - 1) / kRowGroups;
-  static constexpr int kGroups = kSteps * kRowGroups;  // groups per block
-  static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
-
-  // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
-  // memory. Behind the bins, each lane has a word to which its columns without mass add.
-  alignas(16) std::uint32_t bins[2][kDigitBins + kWarp];
-  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, for the bins that this block sums
-  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum for every kBinsOfWarp bins, from all blocks
-  std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
-  // Ranks of all blocks' columns in the cut's bin, and their masses.
-  std::uint64_t list[kMostAtCut], masses[kMostAtCut];
-  uint4 masks[kGroups][kGroupLeaves];  // kept columns
-  float2 nodes[kGroups][kGroupLeaves];
-  float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
-  float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
-  int2 columns[kGroups];                           // each group's first column, and the end of its part
-  float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
-  alignas(16) std::uint16_t open[kSteps][kClusterThreads];
-  OpenColumns of_open;
-  std::uint32_t open_of_group[kGroups];  // open columns of each group
-  std::uint32_t counts[kMostGroups];     // kept columns of each group
-  std::uint32_t words[kDrawWords];
-  std::uint64_t goal, before, last;
-  std::int64_t begin;
-  int bin;
-  std::uint32_t num_fine;
-  std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, by z and then by id
-};
-
-template <class N>
-__device__ __forceinline__ N load_remote(const N* of_block, int rank) {
-  const std::uint32_t address = map_to_rank(shared_address(of_block), static_cast<std::uint32_t>(rank));
-  static_assert(sizeof(N) == 4 || sizeof(N) == 8 || sizeof(N) == 16);
-  N x;
-  if constexpr (sizeof(N) == 4) {
-    std::uint32_t w;
-    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w) : "r"(address) : "memory");
-    memcpy(&x, &w, sizeof x);
-  } else if constexpr (sizeof(N) == 8) {
-    std::uint64_t w;
-    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(w) : "r"(address) : "memory");
-    memcpy(&x, &w, sizeof x);
-  } else {
-    std::uint32_t w[4];
-    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                 : "r"(address)
-                 : "memory");
-    memcpy(&x, w, sizeof x);
-  }
-  return x;
-}
-__device__ __forceinline__ void store_remote_u64(std::uint32_t remote, std::uint64_t x) {
-  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x) : "memory");
-}
 
 // Holds a row's columns and finds its last kept column.
 template <class T, Exp kExp, int kBlocks>
@@ -136,6 +56,7 @@ class ClusterCut {
   static constexpr int kUpperBytes = sizeof(Shared::bins[0]);  // from the lower half of a bin to the upper half
   static constexpr int kBatch = 4;                             // columns that one step of a loop processes
   static constexpr int kBatches = kLeafSteps / kBatch;
+  static constexpr bool kReloads = Shared::kSlots < Shared::kSteps;
 
   __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
   __device__ __forceinline__ int task_of(int group) const { return rank_ + group * kBlocks; }
@@ -143,9 +64,12 @@ class ClusterCut {
   __device__ __forceinline__ int group_of(int step) const { return step * kRowGroups + warp_ / kGroupWarps; }
   // Leaves that a lane processes, one after another.
   __device__ __forceinline__ int steps() const { return cluster_steps<kBlocks>(grid_.groups); }
-  // The thread's columns, as vectors of four that lie kClusterThreads vectors apart. The columns lie behind the block's
-  // other values in shared memory.
-  __device__ __forceinline__ float4* columns() const { return reinterpret_cast<float4*>(&s_ + 1) + threadIdx.x; }
+  // Four columns of a step's leaf. They lie behind the block's other values in shared memory. A thread's vectors lie
+  // kClusterThreads vectors apart.
+  __device__ __forceinline__ float4* vector_of(int step, int batch) const {
+    const int slot = kReloads ? step % Shared::kSlots : step;
+    return reinterpret_cast<float4*>(&s_ + 1) + (slot * kBatches + batch) * kClusterThreads + threadIdx.x;
+  }
   struct Place {
     int first, columns;  // first column and size of the lane's leaf; `columns` is at most 0 if the leaf has no column
   };
@@ -167,6 +91,65 @@ class ClusterCut {
     return map_to_rank(shared_address(value), static_cast<std::uint32_t>(rank));
   }
 
+  // Calls fn(step) for each of the lane's leaves, in ascending or in descending order. Shared memory holds the leaf's
+  // columns then. If it cannot hold all leaves, every second call descends, and so reads fewer leaves again.
+  template <class F>
+  __device__ __forceinline__ void each_step(F fn) {
+    const bool descends = kReloads && first_held_ > 0;
+#pragma unroll 1
+    for (int i = 0; i < steps(); ++i) {
+      const int step = descends ? steps() - 1 - i : i;
+      if constexpr (kReloads) hold(step);
+      fn(step);
+    }
+  }
+  // Reads a step's columns again unless shared memory holds them. The held steps are neighbours.
+  __device__ __forceinline__ void hold(int step) {
+    if (step >= first_held_ && step < first_held_ + Shared::kSlots) return;
+    first_held_ = step < first_held_ ? step : step - Shared::kSlots + 1;
+    const Place place = place_of_leaf(step);
+    int i = i_;
+    // The compiler must compute addresses here, so that they occupy no registers elsewhere.
+    asm volatile("" : "+r"(i));
+    const std::int64_t row = chunk_.first + i;
+#pragma unroll 1
+    for (int batch = 0; batch < kBatches; ++batch) {
+      const int before = batch * kBatch * kNumChains + chain_, first = place.first + before;
+      float z[kBatch];
+      const Storage* const from = static_cast<const Storage*>(p_.logits) + row * p_.logits_stride + first;
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        z[k] = before + k * kNumChains < place.columns ? T::load(from[k * kNumChains]) : -infinity();
+      }
+      if (sizeof(Storage) == sizeof(float) && p_.edited != nullptr) {
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          if (before + k * kNumChains < place.columns) z[k] = edited(row, first + k * kNumChains, z[k]);
+        }
+      }
+      if (p_.allowed != nullptr) {
+        const std::int32_t* const allowed = p_.allowed + row * p_.allowed_stride;
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) {
+          const int id = first + k * kNumChains;
+          if (before + k * kNumChains < place.columns && (allowed[id / 32] >> id % 32 & 1) == 0) z[k] = -infinity();
+        }
+      }
+      store_columns(step, batch, z);
+    }
+  }
+  // The z of a column, which is `z` unless the column is edited.
+  __device__ __forceinline__ float edited(std::int64_t row, int column, float z) const {
+    const std::uint32_t word = p_.edited[row * edit_words(p_.vocab_size) + column / 32];
+    return (word >> (column % 32) & 1) != 0 ? p_.edits[row * p_.vocab_size + column] : z;
+  }
+  template <int kCount>
+  __device__ __forceinline__ void store_columns(int step, int batch, const float (&z)[kCount]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; k += kBatch) {
+      *vector_of(step, batch + k / kBatch) = make_float4(z[k], z[k + 1], z[k + 2], z[k + 3]);
+    }
+  }
   // Reads the lane's columns; missing columns become -Inf. Returns the largest and the smallest finite z of the lane.
   __device__ __forceinline__ float2 load() {
     float largest = -infinity(), smallest = infinity();
@@ -187,16 +170,13 @@ class ClusterCut {
         for (int k = 0; k < kLeafSteps; ++k) least = fminf(least, z[k] == -infinity() ? infinity() : z[k]);
       }
       smallest = fminf(smallest, least);
-#pragma unroll
-      for (int b = 0; b < kBatches; ++b) {
-        columns()[(step * kBatches + b) * kClusterThreads] =
-            make_float4(z[kBatch * b], z[kBatch * b + 1], z[kBatch * b + 2], z[kBatch * b + 3]);
-      }
+      store_columns(step, 0, z);
 #pragma unroll
       for (int d = 1; d < kNumChains; d *= 2) top = max_nan(top, shuffle_xor(top, d));
       if (chain_ == 0) s_.tops[group_of(step)][leaf_of_group()] = top;
       largest = max_nan(largest, top);
     }
+    if (kReloads) first_held_ = max(steps() - Shared::kSlots, 0);
     return make_float2(largest, smallest);
   }
   __device__ __forceinline__ void load_leaf(const Place& place, float (&z)[kLeafSteps]) const {
@@ -233,12 +213,11 @@ class ClusterCut {
     return (words[k / 4] >> (k % 4 * kNumChains + chain_) & 1) != 0;
   }
   __device__ __forceinline__ float column_of(int step, int k) const {
-    const auto* const of = reinterpret_cast<const float*>(columns() + (step * kBatches + k / kBatch) * kClusterThreads);
-    return of[k % kBatch];
+    return reinterpret_cast<const float*>(vector_of(step, k / kBatch))[k % kBatch];
   }
   // Four columns of a step's leaf.
   __device__ __forceinline__ void batch_of(int step, int batch, float (&z)[kBatch]) const {
-    const float4 of = columns()[(step * kBatches + batch) * kClusterThreads];
+    const float4 of = *vector_of(step, batch);
     z[0] = of.x;
     z[1] = of.y;
     z[2] = of.z;
@@ -343,23 +322,25 @@ class ClusterCut {
   // Adds the masses of all columns to bins of z.
   __device__ __forceinline__ void add_masses(float high, float scale) {
     const std::uint32_t bins = shared_address(s_.bins[0]), unused = shared_address(s_.bins[0] + kDigitBins + lane_);
+    each_step([&](int step) {
 #pragma unroll 1
-    for (int i = 0; i < steps() * kBatches; ++i) {
-      float z[kBatch];
-      std::uint32_t to[kBatch], upper[kBatch];
-      std::uint64_t mass[kBatch];
-      batch_of(0, i, z);
+      for (int batch = 0; batch < kBatches; ++batch) {
+        float z[kBatch];
+        std::uint32_t to[kBatch], upper[kBatch];
+        std::uint64_t mass[kBatch];
+        batch_of(step, batch, z);
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        // Columns without mass add an arbitrary value to a word of their lane that no bin has.
-        mass[k] = mass_above(z[k]);
-        to[k] = z[k] > least_ ? address_of_bin(bins, z[k], high, scale) : unused;
+        for (int k = 0; k < kBatch; ++k) {
+          // Columns without mass add an arbitrary value to a word of their lane that no bin has.
+          mass[k] = mass_above(z[k]);
+          to[k] = z[k] > least_ ? address_of_bin(bins, z[k], high, scale) : unused;
+        }
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) upper[k] = add_low(to[k], mass[k]);
+#pragma unroll
+        for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
       }
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) upper[k] = add_low(to[k], mass[k]);
-#pragma unroll
-      for (int k = 0; k < kBatch; ++k) add_high(to[k], upper[k]);
-    }
+    });
   }
   // Adds the masses of the open columns (each_open()) to bins of z.
   __device__ __forceinline__ void add_open_masses(float high, float scale, float unit) {
@@ -372,14 +353,13 @@ class ClusterCut {
   // Calls fn(z) for the thread's open columns. A column is open as long as it may be the last kept column.
   template <class F>
   __device__ __forceinline__ void each_open(F fn) {
-#pragma unroll 1
-    for (int step = 0; step < steps(); ++step) {
+    each_step([&](int step) {
       const std::uint32_t open = s_.open[step][threadIdx.x];
 #pragma unroll 1
       for (int k = 0; k < kLeafSteps; ++k) {
         if ((open >> k & 1) != 0) fn(column_of(step, k));
       }
-    }
+    });
   }
   // Lists the open columns of a bin. All other columns are no longer open.
   __device__ __forceinline__ void list_bin(int bin, float high, float scale, float unit, bool is_first) {
@@ -391,8 +371,7 @@ class ClusterCut {
     const float to = divides ? high - bin * width + slack : infinity();
     const std::uint32_t bins = shared_address(s_.bins[0]), own_bin = bins + 4 * bin;
     std::uint32_t low_key = no_columns().low, high_key = no_columns().high;
-#pragma unroll 1
-    for (int step = 0; step < steps(); ++step) {
+    each_step([&](int step) {
       const std::uint32_t open = is_first ? ~0u : s_.open[step][threadIdx.x];
       std::uint32_t inside = 0;
       if (unit != 1.0f) {
@@ -419,7 +398,7 @@ class ClusterCut {
       }
       s_.open[step][threadIdx.x] = static_cast<std::uint16_t>(stays);
       list_open(step, stays);
-    }
+    });
     low_key = __reduce_min_sync(kAllLanes, low_key);
     high_key = __reduce_max_sync(kAllLanes, high_key);
     if (lane_ == 0 && low_key <= high_key) {
@@ -675,6 +654,7 @@ class ClusterCut {
   const SampleChunk& chunk_;
   Shared& s_;
   const int height_, rank_, i_, lane_, warp_, chain_;
+  int first_held_ = 0;  // the first step whose columns shared memory holds
   float c_ = 0.0f, m_ = 0.0f;
   float least_ = 0.0f;  // columns up to this z have no mass
 };

@@ -18,6 +18,8 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
   using Cut::c_;
   using Cut::chain_;
   using Cut::chunk_;
+  using Cut::each_step;
+  using Cut::edited;
   using Cut::find_last;
   using Cut::grid_;
   using Cut::group_of;
@@ -86,8 +88,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     // `above` for larger ids.
     const float least = cut ? z_of_rank(last) : -0x1.fffffep127f, above = cut ? next_above(least) : least;
     const int id_last = cut ? static_cast<int>(id_of_rank(last)) : 0;
-#pragma unroll 1
-    for (int step = 0; step < steps(); ++step) {
+    each_step([&](int step) {
       const Place place = place_of_leaf(step);
       const int group = group_of(step), first = place.first + chain_;
       SoftmaxStats stats;
@@ -123,7 +124,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
         s_.masks[group][leaf_of_group()] = make_uint4(words[0], words[1], words[2], words[3]);
         s_.nodes[group][leaf_of_group()] = make_float2(stats.m, stats.S);
       }
-    }
+    });
     __syncthreads();
     const int group = warp_, task = task_of(group);
     if (group >= steps() * kRowGroups || task >= grid_.groups) return;
@@ -237,7 +238,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
         const int column = k * kWarp + lane_;
         const bool has = (words[k] >> lane_ & 1) != 0;
         z[k] = has ? T::load(from[column]) : -infinity();
-        if (sizeof(Storage) == sizeof(float) && p_.edited != nullptr && has) z[k] = edited(first + column, z[k]);
+        if (sizeof(Storage) == sizeof(float) && p_.edited != nullptr && has) z[k] = edited(row(), first + column, z[k]);
       }
 #pragma unroll
       for (int k = 0; k < kOwnColumns; ++k) {
@@ -252,10 +253,6 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     p_.ids[row()] = id;
     p_.status[row()] = status;
     if (p_.logprob != nullptr) p_.logprob[row()] = logprob;
-  }
-  __device__ __forceinline__ float edited(int column, float z) const {
-    const std::uint32_t word = p_.edited[row() * edit_words(p_.vocab_size) + column / 32];
-    return (word >> (column % 32) & 1) != 0 ? p_.edits[row() * p_.vocab_size + column] : z;
   }
   // Writes the kept ids of the warp's four leaves in a step. `to`: where the row's ids begin.
   __device__ __forceinline__ void write_ids(std::int32_t* to, int step) const {

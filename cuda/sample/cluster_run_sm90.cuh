@@ -1,8 +1,10 @@
 // The kernel in which a cluster computes a row (cluster_row_sm90.cuh), and the choice of the calls that it serves.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <type_traits>
 
 #include "../common/launch.h"
 #include "cluster_row_sm90.cuh"
@@ -10,10 +12,8 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kWideBlocks = 16, kNarrowBlocks = 8;  // blocks of a cluster
-
 template <class T, Exp kExp, int kBlocks>
-__global__ void __launch_bounds__(kClusterThreads, kBlocks == kWideBlocks ? 1 : 2)
+__global__ void __launch_bounds__(kClusterThreads, kBlocks == 16 ? 1 : 2)
     sample_cluster_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                           const __grid_constant__ SampleChunk chunk, const __grid_constant__ int height) {
   extern __shared__ float4 of_cluster[];  // ClusterShared, then the columns
@@ -41,12 +41,13 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts_kernel(const __gri
 // Bytes of shared memory of a block.
 template <int kBlocks>
 int cluster_bytes(int groups) {
-  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) +
-         cluster_steps<kBlocks>(groups) * kClusterThreads * kLeafSteps * 4;
+  const int slots = std::min(cluster_steps<kBlocks>(groups), ClusterShared<kBlocks>::kSlots);
+  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) + slots * kClusterThreads * kLeafSteps * 4;
 }
 // How many clusters of this kernel the device holds at once, for rows of `groups` groups; 0 if none.
 template <class T, Exp kExp, int kBlocks>
 std::int64_t held_clusters(int groups) {
+  if (groups > kMostGroupsOf<kBlocks>) return 0;
   using OfSteps = std::array<std::atomic<int>, ClusterShared<kBlocks>::kSteps>;
   static std::array<OfSteps, kMaxDevices> known{};  // the number of clusters plus one; 0: not known yet
   const int device = current_device();
@@ -55,7 +56,7 @@ std::int64_t held_clusters(int groups) {
   int held = of_device.load(std::memory_order_relaxed);
   if (held == 0) {
     auto* const kernel = sample_cluster_kernel<T, kExp, kBlocks>;
-    const int most = cluster_bytes<kBlocks>(kMostGroups);
+    const int most = cluster_bytes<kBlocks>(kMostGroupsOf<kBlocks>);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "size of clusters");
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory of clusters");
     cudaLaunchAttribute attribute{};
@@ -84,6 +85,25 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
       cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
 
+// Whether clusters of four blocks exist for a type of logits. Their code for float16 would spill registers.
+template <class T>
+constexpr bool kHasFourBlocks = !std::is_same_v<T, Fp16>;
+
+// Blocks of the clusters that compute `rows` rows of `groups` groups; 0 if scans compute them sooner. More blocks
+// compute a row sooner; fewer blocks let the device hold more rows at once.
+template <class T, Exp kExp>
+int blocks_of_clusters(std::int64_t rows, int groups) {
+  // With 16 blocks, a lane has one leaf where a lane of eight blocks has two.
+  if (cluster_steps<8>(groups) > 1 && rows <= held_clusters<T, kExp, 16>(groups)) return 16;
+  const std::int64_t of_eight = held_clusters<T, kExp, 8>(groups);
+  if (rows <= of_eight) return 8;
+  if constexpr (kHasFourBlocks<T>) {
+    if (rows <= held_clusters<T, kExp, 4>(groups)) return 4;
+  }
+  // With few groups, half of each of eight blocks has no columns, and scans are faster than a second round.
+  return groups > 8 && rows <= 2 * of_eight ? 8 : 0;
+}
+
 // If only top_p cuts the rows of a call of few rows, this function computes the call and returns true. For any other
 // call it computes nothing and returns false: calls with other cuts, with the n best, with greedy rows, with too many
 // rows, or with too large a vocabulary. The result is also false if a group of leaves holds several parts of the
@@ -96,18 +116,13 @@ bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sample
       grid.groups_per_part == 0 || grid.groups > kMostGroups) {
     return false;
   }
-  // With more rounds of clusters, the scans are faster. With few groups, half of each block has no columns, and scans
-  // are faster than a second round.
-  const int rounds = grid.groups > kNarrowBlocks ? 2 : 1;
-  // If lanes of a narrow cluster would have two leaves or more, a wide cluster computes a row sooner.
-  if (cluster_steps<kNarrowBlocks>(grid.groups) > 1 && chunk.rows <= held_clusters<T, kExp, kWideBlocks>(grid.groups)) {
-    launch_cluster_rows<T, kExp, kWideBlocks>(p, grid, chunk, stream);
-  } else if (chunk.rows <= rounds * held_clusters<T, kExp, kNarrowBlocks>(grid.groups)) {
-    launch_cluster_rows<T, kExp, kNarrowBlocks>(p, grid, chunk, stream);
-  } else {
-    return false;
+  const int blocks = blocks_of_clusters<T, kExp>(chunk.rows, grid.groups);
+  if (blocks == 16) launch_cluster_rows<T, kExp, 16>(p, grid, chunk, stream);
+  if (blocks == 8) launch_cluster_rows<T, kExp, 8>(p, grid, chunk, stream);
+  if constexpr (kHasFourBlocks<T>) {
+    if (blocks == 4) launch_cluster_rows<T, kExp, 4>(p, grid, chunk, stream);
   }
-  return true;
+  return blocks != 0;
 }
 
 }  // namespace

@@ -1,0 +1,98 @@
+// The shared memory of a block in a cluster that cuts a row by top_p (cluster_cut_sm90.cuh), and accesses to the shared
+// memory of other blocks.
+#pragma once
+
+#include "../common/cluster_sm90.cuh"
+#include "draw.cuh"
+#include "leaf_scan.cuh"
+
+namespace rlk::cuda {
+namespace {
+
+constexpr int kClusterWarps = 16;                        // warps of a block
+constexpr int kGroupWarps = 8;                           // warps per group of 32 leaves; a warp has four leaves
+constexpr int kRowGroups = kClusterWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
+constexpr int kClusterThreads = kClusterWarps * kWarp;
+constexpr int kMostGroups = 48;  // groups of a row
+// Groups of a row that a cluster of kBlocks blocks can process.
+template <int kBlocks>
+constexpr int kMostGroupsOf = kBlocks < 8 ? 32 : kMostGroups;
+constexpr int kMostAtCut = 512;  // columns of the cut's bin that shared memory can list
+constexpr int kFineBins = 512;   // finer bins that divide that list
+
+// Leaves that a lane processes, one after another.
+template <int kBlocks>
+RLK_HD int cluster_steps(int groups) {
+  return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
+}
+
+// The number of a block's open columns, and the keys (key_of) of their smallest and largest z.
+struct alignas(16) OpenColumns {
+  std::uint32_t count, low, high;
+};
+
+// The shared memory of a block in a cluster of kBlocks blocks.
+template <int kBlocks>
+struct ClusterShared {
+  static constexpr int kSteps = (kMostGroupsOf<kBlocks> / kBlocks + kRowGroups - 1) / kRowGroups;
+  // Steps whose columns shared memory holds. With fewer than eight blocks these are two steps, so that two blocks fit
+  // on a multiprocessor.
+  static constexpr int kSlots = kBlocks < 8 ? 2 : kSteps;
+  static constexpr int kGroups = kSteps * kRowGroups;  // groups per block
+  static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
+
+  // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
+  // memory. Behind the bins, each lane has a word to which its columns without mass add.
+  alignas(16) std::uint32_t bins[2][kDigitBins + kWarp];
+  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, for the bins that this block sums
+  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum for every kBinsOfWarp bins, from all blocks
+  std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
+  // Ranks of all blocks' columns in the cut's bin, and their masses.
+  std::uint64_t list[kMostAtCut], masses[kMostAtCut];
+  uint4 masks[kGroups][kGroupLeaves];  // kept columns
+  float2 nodes[kGroups][kGroupLeaves];
+  float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
+  float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
+  int2 columns[kGroups];                           // each group's first column, and the end of its part
+  float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
+  alignas(16) std::uint16_t open[kSteps][kClusterThreads];
+  OpenColumns of_open;
+  std::uint32_t open_of_group[kGroups];  // open columns of each group
+  std::uint32_t counts[kMostGroups];     // kept columns of each group
+  std::uint32_t words[kDrawWords];
+  std::uint64_t goal, before, last;
+  std::int64_t begin;
+  int bin;
+  std::uint32_t num_fine;
+  std::uint16_t fine[2][kMostAtCut];  // the list's columns in the cut's finer bin, by z and then by id
+};
+
+template <class N>
+__device__ __forceinline__ N load_remote(const N* of_block, int rank) {
+  const std::uint32_t address = map_to_rank(shared_address(of_block), static_cast<std::uint32_t>(rank));
+  static_assert(sizeof(N) == 4 || sizeof(N) == 8 || sizeof(N) == 16);
+  N x;
+  if constexpr (sizeof(N) == 4) {
+    std::uint32_t w;
+    asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(w) : "r"(address) : "memory");
+    memcpy(&x, &w, sizeof x);
+  } else if constexpr (sizeof(N) == 8) {
+    std::uint64_t w;
+    asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(w) : "r"(address) : "memory");
+    memcpy(&x, &w, sizeof x);
+  } else {
+    std::uint32_t w[4];
+    asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                 : "r"(address)
+                 : "memory");
+    memcpy(&x, w, sizeof x);
+  }
+  return x;
+}
+__device__ __forceinline__ void store_remote_u64(std::uint32_t remote, std::uint64_t x) {
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(remote), "l"(x) : "memory");
+}
+
+}  // namespace
+}  // namespace rlk::cuda
