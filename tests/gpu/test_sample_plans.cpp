@@ -54,9 +54,12 @@ struct Call {
     std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000, 70000);
     const bool only_share = random() % 4 == 0;  // top_p alone, which clusters of blocks compute for few rows
     if (only_share) {
-      vocab = pick(17000, 33001, 70000, 160003);
-      rows = vocab > 40000 ? pick(std::int64_t{1}, std::int64_t{8})
-                           : pick(std::int64_t{1}, std::int64_t{7}, std::int64_t{9}, std::int64_t{40});
+      // An H200 computes up to 7 rows in clusters of 16 blocks, 30 in clusters of 8, and about 66 in clusters of 4.
+      // Clusters of 4 read columns again if a row has more than 65,536.
+      vocab = pick(17000, 33001, 70000, 131072, 160003);
+      rows = vocab > 40000
+                 ? pick(std::int64_t{1}, std::int64_t{8}, std::int64_t{35}, std::int64_t{50})
+                 : pick(std::int64_t{1}, std::int64_t{7}, std::int64_t{9}, std::int64_t{40}, std::int64_t{64});
     }
     p.num_rows = rows;
     p.vocab_size = vocab;
@@ -66,7 +69,8 @@ struct Call {
     p.order = pick(SampleOrder::kVllm, SampleOrder::kHf, SampleOrder::kSglang);
     p.random_stream = static_cast<std::int32_t>(random() % 3);
     std::normal_distribution<float> normal;
-    const float scale = pick(0.5f, 1.0f, 4.0f, 10.0f);
+    // 0: constant rows of +0 and -0
+    const float scale = only_share ? pick(0.0f, 1.0f, 4.0f, 10.0f) : pick(0.5f, 1.0f, 4.0f, 10.0f);
     const bool ties = random() % 4 == 0, wild = random() % 4 == 0;
     logits.resize(static_cast<std::size_t>(rows * p.logits_stride * size_of(p.dtype)));
     for (std::int64_t i = 0; i < rows * p.logits_stride; ++i) {
