@@ -16,15 +16,34 @@ struct FewRowsLaunch {
   int slice_rows;  // weight rows of a block, a multiple of 16
   int slices;      // number of slices of all weight rows
   int pieces;      // pieces of 256 bytes in a row
+  int ring;        // pieces in a row's ring
   // Number of loading warps that copy a piece together, 1 or 4. In short slices each warp copies its own pieces, so one
   // warp waits while another computes addresses. In long slices, pieces that one warp copies would arrive too late.
   int warps_of_piece;
 };
 
-constexpr int kFewRowsPiece = 256;  // bytes
-template <int kLogPieces>
-using FewRowsRing = StreamRing<kFewRowsPiece, kLogPieces, 32>;
-constexpr int few_rows_fixed_bytes(int slice_rows) { return slice_rows / 16 * kStagingBytes + 256; }
+constexpr int kFewRowsPiece = 256;                         // bytes
+constexpr int kFewRowsEnough = 2048, kFewRowsMost = 4096;  // bytes of the pieces of a row's ring
+constexpr int kFewRowsMostPieces = kFewRowsMost / kFewRowsPiece;
+// Bytes of a row's ring with pieces of `bytes` bytes in all. The ring's first line lies a second time after the last
+// piece, so a reader never wraps around inside a piece. Rows begin in different banks.
+constexpr int few_rows_pitch(int bytes) { return bytes + kLine + 32; }
+constexpr int few_rows_fixed_bytes(int slice_rows) {
+  return slice_rows / 16 * kStagingBytes + 2 * kFewRowsMostPieces * 8;
+}
+
+// Four elements from byte `at` on. `at` is a multiple of 8 if kUnit is 8, otherwise a multiple of 4. The first element
+// begins `bits` bits after byte `at`.
+template <int kUnit>
+__device__ __forceinline__ void four_elements(std::uint32_t& low, std::uint32_t& high, std::uint32_t at, int bits) {
+  if constexpr (kUnit == 8) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(low), "=r"(high) : "r"(at) : "memory");
+  } else {
+    const std::uint32_t first = shared_word(at), second = shared_word(at + 4), third = shared_word(at + 8);
+    low = __funnelshift_r(first, second, bits);
+    high = __funnelshift_r(second, third, bits);
+  }
+}
 
 // Avoids bank conflicts between rows that begin at multiples of 8 bytes, but not of 16. The banks of neighbouring rows
 // then differ by a multiple of 8 bytes, and four rows that are four apart use different banks. The function returns
@@ -55,19 +74,19 @@ __device__ __forceinline__ void gather_rows(float (&d)[4 * kTiles], int lane) {
 // `kTiles`: x has at most 8 kTiles rows. `kUnit`: every row begins at a multiple of kUnit bytes, 2 or 8. In a step of
 // 16 contraction indices, lane t of four has the indices 4t to 4t + 3. The lane passes these indices to mma.sync as
 // indices 2t + {0, 1, 8, 9}. The order of indices inside a step changes no bit.
-template <class T, int kTiles, int kUnit, int kLogPieces>
+template <class T, int kTiles, int kUnit>
 __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid_constant__ FewRowsLaunch launch) {
-  using Ring = FewRowsRing<kLogPieces>;
-  constexpr int kSteps = kFewRowsPiece / 32, kAhead = 4;
+  constexpr int kPiece = kFewRowsPiece, kSteps = kPiece / 32, kAhead = 4;
   constexpr bool kSpreads = kUnit == 8;
   extern __shared__ __align__(1024) unsigned char shared[];  // [weights, x][staging][barriers]
   const GemmLaunch& g = launch.gemm;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int slice_rows = launch.slice_rows, warps = slice_rows / 16, pieces = launch.pieces;
-  const std::uint32_t base = shared_address(shared), of_x = base + slice_rows * Ring::kPitch;
-  const std::uint32_t staging = of_x + 8 * kTiles * Ring::kPitch;
-  const std::uint32_t full = staging + warps * kStagingBytes, empty = full + Ring::kPieces * 8;
-  if (threadIdx.x < Ring::kPieces) {
+  const int slice_rows = launch.slice_rows, warps = slice_rows / 16, pieces = launch.pieces, ring = launch.ring;
+  const int ring_bytes = ring * kPiece, pitch = few_rows_pitch(ring_bytes);
+  const std::uint32_t base = shared_address(shared), of_x = base + slice_rows * pitch;
+  const std::uint32_t staging = of_x + 8 * kTiles * pitch;
+  const std::uint32_t full = staging + warps * kStagingBytes, empty = full + kFewRowsMostPieces * 8;
+  if (threadIdx.x < ring) {
     mbarrier_init(full + threadIdx.x * 8, launch.warps_of_piece * 32);
     mbarrier_init(empty + threadIdx.x * 8, warps);
     mbarrier_init_fence();
@@ -76,60 +95,72 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
   if (warp >= warps) {  // prefetches as in gemm_sm90.cuh
     const int thread = static_cast<int>(threadIdx.x) - warps * 32;
     for (int piece = 0; piece < g.prefetched_steps; ++piece) {
-      Ring::template prefetch<kWarpgroup>(launch.weight, mine.first * slice_rows, slice_rows, piece, thread);
+      prefetch_rows<kPiece, kWarpgroup>(launch.weight, mine.first * slice_rows, slice_rows, piece, thread);
     }
   }
   allow_next_kernel();
   __syncthreads();
   wait_for_previous_kernel();
 
-  unsigned turn = 0;  // pieces so far
   if (warp >= warps) {
-    const auto copy = [&]<int kThreads>(int slice, int piece, int slot, int thread) {
-      Ring::template begin_copies<kThreads>(launch.weight, slice * slice_rows, slice_rows, piece,
-                                            base + slot * Ring::kPiece, thread);
-      Ring::template begin_copies<kThreads>(launch.x, 0, 8 * kTiles, piece, of_x + slot * Ring::kPiece, thread);
-    };
     const bool alone = launch.warps_of_piece == 1;
+    const int thread = alone ? lane : static_cast<int>(threadIdx.x) - warps * 32;
+    const auto copy = [&](const RowStreams& rows, int first, int count, int piece, std::uint32_t to, int stage) {
+      const int again = stage == 0 ? ring_bytes : 0;
+      to += stage * kPiece;
+      if (alone) {
+        begin_row_copies<kPiece, 32>(rows, first, count, piece, to, pitch, thread, again);
+      } else {
+        begin_row_copies<kPiece, kWarpgroup>(rows, first, count, piece, to, pitch, thread, again);
+      }
+    };
+    const auto copies = [&](int piece) { return !alone || piece % 4 == warp - warps; };
+    RingPosition at;
+    int turn = 0;  // pieces so far
     for (int slice = mine.first; slice < mine.end; slice += mine.step) {
       // One more piece is copied, because a row's last elements may lie in the line after the last piece.
 #pragma unroll 1
-      for (int piece = 0; piece <= pieces; ++piece, ++turn) {
-        if (alone && turn % 4 != static_cast<unsigned>(warp - warps)) continue;
-        const int slot = Ring::slot(turn);
-        mbarrier_wait_block(empty + slot * 8, Ring::phase(turn) ^ 1);
-        if (alone) {
-          copy.template operator()<32>(slice, piece, slot, lane);
-        } else {
-          copy.template operator()<kWarpgroup>(slice, piece, slot, static_cast<int>(threadIdx.x) - warps * 32);
-        }
-        mbarrier_arrive_after_copies(full + slot * 8);
+      for (int piece = 0; piece <= pieces; ++piece, ++turn, at.advance(ring)) {
+        if (!copies(turn)) continue;
+        mbarrier_wait_block(empty + at.stage * 8, at.phase ^ 1);
+        copy(launch.weight, slice * slice_rows, slice_rows, piece, base, at.stage);
+        copy(launch.x, 0, 8 * kTiles, piece, of_x, at.stage);
+        mbarrier_arrive_after_copies(full + at.stage * 8);
       }
     }
     return;
   }
   const int part = lane % 4 * 8;
-  // A row's ring, and the row's first element for this lane. If a row of x does not exist, the lane reads the last row
-  // instead.
-  struct Row {
-    std::uint32_t ring;
-    int at, bits;
-    __device__ __forceinline__ void set(std::uint32_t rings, int in_ring, int shift, int of_lane) {
-      ring = rings + in_ring * Ring::kPitch;
-      at = (shift & ~3) + of_lane, bits = (shift & 2) * 8;
-    }
-  } row_x[kTiles], row_a[2];
+  // The address of a row's next elements for this lane in the ring. If a row of x does not exist, the lane reads the
+  // last row instead.
+  std::uint32_t at_x[kTiles], at_a[2];
+  int bits_x[kTiles], bits_a[2];
+  int in_ring = 0;  // the offset of the current piece that the addresses of x contain
 #pragma unroll
   for (int i = 0; i < kTiles; ++i) {
-    const int row = min(8 * i + lane / 4, launch.x.rows - 1);
-    row_x[i].set(of_x, row, row_shift(launch.x, row), part);
+    const int row = min(8 * i + lane / 4, launch.x.rows - 1), shift = row_shift(launch.x, row);
+    at_x[i] = of_x + row * pitch + (shift & ~3) + part, bits_x[i] = (shift & 2) * 8;
   }
   const auto row_of = [&](int i) { return warp * 16 + (kSpreads ? spread_row(lane / 4, i) : lane / 4 + 8 * i); };
+  RingPosition filled;  // the next piece to wait for
+  int freed = 0;        // the stage of the next piece to free
+  const auto wait_for_piece = [&] {
+    mbarrier_wait_block(full + filled.stage * 8, filled.phase);
+    filled.advance(ring);
+  };
+  const auto release_piece = [&] {
+    if (lane == 0) mbarrier_arrive(empty + freed * 8);
+    if (++freed == ring) freed = 0;
+  };
   for (int slice = mine.first; slice < mine.end; slice += mine.step) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      row_a[i].set(base, row_of(i), row_shift(launch.weight, slice * slice_rows + row_of(i)), part);
+      const int shift = row_shift(launch.weight, slice * slice_rows + row_of(i));
+      at_a[i] = base + row_of(i) * pitch + (shift & ~3) + part + freed * kPiece, bits_a[i] = (shift & 2) * 8;
     }
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) at_x[i] += freed * kPiece - in_ring;
+    in_ring = freed * kPiece;
     float d[4 * kTiles];
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) d[i] = 0.0f;
@@ -137,29 +168,20 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
     struct Step {
       std::uint32_t a[4], b[kTiles][2];
     } steps[kAhead];
-    const auto load = [&](Step& to, unsigned piece, int step) {
-      const int first = Ring::slot(piece) * Ring::kPiece + step * 32;
+    const auto load = [&](Step& to, int step) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        Ring::template four<kUnit>(to.a[i], to.a[2 + i], row_a[i].ring, row_a[i].at + first, row_a[i].bits);
-      }
+      for (int i = 0; i < 2; ++i) four_elements<kUnit>(to.a[i], to.a[2 + i], at_a[i] + step * 32, bits_a[i]);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        Ring::template four<kUnit>(to.b[i][0], to.b[i][1], row_x[i].ring, row_x[i].at + first, row_x[i].bits);
+        four_elements<kUnit>(to.b[i][0], to.b[i][1], at_x[i] + step * 32, bits_x[i]);
       }
     };
-    const auto wait_for = [&](unsigned piece) {
-      mbarrier_wait_block(full + Ring::slot(piece) * 8, Ring::phase(piece));
-    };
-    const auto release = [&](unsigned piece) {
-      if (lane == 0) mbarrier_arrive(empty + Ring::slot(piece) * 8);
-    };
-    wait_for(turn);
-    wait_for(turn + 1);
+    wait_for_piece();
+    wait_for_piece();
 #pragma unroll
-    for (int step = 0; step < kAhead; ++step) load(steps[step], turn, step);
+    for (int step = 0; step < kAhead; ++step) load(steps[step], step);
 #pragma unroll 1
-    for (int piece = 0; piece < pieces; ++piece, ++turn) {
+    for (int piece = 0; piece < pieces; ++piece) {
       const bool last = piece + 1 == pieces;
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -170,14 +192,20 @@ __global__ void __launch_bounds__(384, 1) gemm_few_rows_sm90_kernel(const __grid
         }
         if (step + kAhead == kSteps) {
           __syncwarp();
-          release(turn);
-          if (!last) wait_for(turn + 2);
+          release_piece();
+          if (!last) wait_for_piece();
+          const int on = freed == 0 ? kPiece - ring_bytes : kPiece;
+#pragma unroll
+          for (int i = 0; i < 2; ++i) at_a[i] += on;
+#pragma unroll
+          for (int i = 0; i < kTiles; ++i) at_x[i] += on;
+          in_ring += on;
         }
         // After the last piece, the load reads arbitrary words, which are not used.
-        load(now, turn + (step + kAhead) / kSteps, (step + kAhead) % kSteps);
+        load(now, (step + kAhead) % kSteps);
       }
     }
-    release(turn++);  // the piece that holds the rows' ends
+    release_piece();  // the piece that holds the rows' ends
     if constexpr (kSpreads) gather_rows<kTiles>(d, lane);
     store_columns<8 * kTiles>(g, d, staging + warp * kStagingBytes, 0, slice * slice_rows + warp * 16, lane);
   }

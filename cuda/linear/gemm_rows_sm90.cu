@@ -5,28 +5,29 @@
 namespace rlk::cuda {
 namespace {
 
-template <class T, int kTiles, int kUnit, int kLogPieces>
+template <class T, int kTiles, int kUnit>
 void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
+  auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles, kUnit>;
+  const int memory = allow_shared_memory<gemm_few_rows_sm90_kernel<T, kTiles, kUnit>>();
+  const int rows = plan.tile_m + 8 * kTiles, fixed = few_rows_fixed_bytes(plan.tile_m);
+  // A block leaves room for a block of the next kernel, unless its rings would then be short.
+  const auto ring_within = [&](int bytes, int most) {
+    return std::min(most, (bytes - fixed) / rows - few_rows_pitch(0)) / kFewRowsPiece;
+  };
+  constexpr int kReserved = 1024;  // bytes of shared memory that the system reserves per block
+  const int ring = std::max(ring_within((memory - kReserved) / 2, kFewRowsMost), ring_within(memory, kFewRowsEnough));
   FewRowsLaunch launch{launch_of(p, kFewRowsPiece / 2, plan.tile_m),
                        row_streams(p.b, p.n, p.contraction),
                        row_streams(p.a, p.m, p.contraction),
                        plan.tile_m,
                        static_cast<int>((p.n + plan.tile_m - 1) / plan.tile_m),
                        0,
+                       ring,
                        plan.tile_m < 64 ? 1 : 4};
   launch.pieces = launch.gemm.k_steps;
-  auto* kernel = gemm_few_rows_sm90_kernel<T, kTiles, kUnit, kLogPieces>;
-  allow_shared_memory<gemm_few_rows_sm90_kernel<T, kTiles, kUnit, kLogPieces>>();
-  const int memory = few_rows_fixed_bytes(plan.tile_m) + (plan.tile_m + 8 * kTiles) * FewRowsRing<kLogPieces>::kPitch;
   launch_dependent<true>(kernel, std::min(launch.slices, multiprocessors(current_device())),
-                         plan.tile_m * 2 + kWarpgroup, memory, stream, launch);
-}
-
-template <class T, int kTiles, int kUnit>
-void run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {
-  // Each row takes 2 KB of shared memory, or 1 KB if there are more than 96 rows.
-  const int rows = plan.tile_m + 8 * kTiles;
-  rows <= 96 ? run_few_rows<T, kTiles, kUnit, 3>(p, plan, stream) : run_few_rows<T, kTiles, kUnit, 2>(p, plan, stream);
+                         plan.tile_m * 2 + kWarpgroup, fixed + rows * few_rows_pitch(ring * kFewRowsPiece), stream,
+                         launch);
 }
 template <class T, int kTiles>
 bool run_few_rows(const GemmParams& p, const GemmPlan& plan, cudaStream_t stream) {

@@ -37,7 +37,7 @@ struct RowRing : StreamRing<kLine, 3, 16> {
       if (turn % kCopyingWarps != static_cast<unsigned>(warp)) continue;
       const int slot = Base::slot(turn);
       mbarrier_wait_block(empty + slot * 8, Base::phase(turn) ^ 1);
-      Base::template begin_copies<32>(from, first, kRows, piece, base + slot * Base::kPiece, lane);
+      begin_row_copies<Base::kPiece, 32>(from, first, kRows, piece, base + slot * Base::kPiece, Base::kPitch, lane);
       mbarrier_arrive_after_copies(full + slot * 8);
     }
   }
