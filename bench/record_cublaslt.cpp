@@ -33,8 +33,8 @@ std::uint64_t count_differences(const void* a, const void* b, std::int64_t bytes
 namespace {
 
 constexpr double kGain = 0.01;
-constexpr double kQuickMargin =
-    0.03;                        // algorithms that are slower by more than this in a short run are not timed again
+// Algorithms that are slower than our kernel by more than this share in a short run are not timed again.
+constexpr double kQuickMargin = 0.03;
 constexpr double kHeatMs = 250;  // load before a time is taken
 constexpr int kMostProposals = 16, kMostTimedAtFirst = 3, kMostHalvings = 2;
 constexpr std::int64_t kLeastHalved = 32;  // ranges of fewer rows are not halved
