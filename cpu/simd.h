@@ -3,8 +3,8 @@
 //
 // Each of these files defines RLK_CPU_ISA (baseline, avx2, avx512), and its code is in namespace rlk::cpu::RLK_CPU_ISA.
 // It must not emit an inline function that another file may also emit. The linker keeps one copy of such a function,
-// and this copy might run on a CPU that lacks its instructions. Hence RLK_HD and RLK_DEVICE are always_inline in these
-// files (rlk/base.h), and the files use no std container. The build checks their objects (cmake/CheckSimdCode.cmake).
+// and this copy might run on a CPU that lacks its instructions. Hence RLK_HD is always_inline in these files
+// (rlk/base.h), and the files use no std container. The build checks their objects (cmake/CheckSimdCode.cmake).
 #pragma once
 
 #ifndef RLK_CPU_ISA

@@ -80,10 +80,10 @@ class RowPayloads {
 // children of node i. A single thread uses the tree.
 class ShardTree {
  public:
-  RLK_DEVICE explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // `memory` has kWords words
+  RLK_HD explicit ShardTree(std::uint32_t* memory) : words_(memory) {}  // `memory` has kWords words
 
   template <class Payloads>
-  RLK_DEVICE void build(const Payloads& of, int num_shards, int word_of_m) const {
+  RLK_HD void build(const Payloads& of, int num_shards, int word_of_m) const {
     RLK_UNROLL_NOT
     for (int i = 0; i < kNodes; ++i) set(i, identity_stats(), -1);
     RLK_UNROLL_NOT
@@ -97,11 +97,11 @@ class ShardTree {
       if (owner(i) < 0) set(i, combine(node(2 * i), node(2 * i + 1)), -1);
     }
   }
-  RLK_DEVICE SoftmaxStats node(int i) const { return {at(3 * i), at(3 * i + 1), 0.0f, 0.0f}; }
-  RLK_DEVICE int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: not the root of a shard
+  RLK_HD SoftmaxStats node(int i) const { return {at(3 * i), at(3 * i + 1), 0.0f, 0.0f}; }
+  RLK_HD int owner(int i) const { return static_cast<int>(words_[3 * i + 2]); }  // -1: not the root of a shard
   // Draws at the nodes from the root down, and returns the shard that this path ends in.
   template <class Words>
-  RLK_DEVICE int draw(const Words& word) const {
+  RLK_HD int draw(const Words& word) const {
     int i = 1;
     RLK_UNROLL_NOT
     for (int depth = 0; i < kNumParts && owner(i) < 0; ++depth) {
@@ -113,8 +113,8 @@ class ShardTree {
   static constexpr int kNodes = 2 * kNumParts, kWords = 3 * kNodes;
 
  private:
-  RLK_DEVICE float at(int i) const { return float_of(static_cast<std::int32_t>(words_[i])); }
-  RLK_DEVICE void set(int i, const SoftmaxStats& s, int owner) const {
+  RLK_HD float at(int i) const { return float_of(static_cast<std::int32_t>(words_[i])); }
+  RLK_HD void set(int i, const SoftmaxStats& s, int owner) const {
     words_[3 * i] = static_cast<std::uint32_t>(bits_of(s.m));
     words_[3 * i + 1] = static_cast<std::uint32_t>(bits_of(s.S));
     words_[3 * i + 2] = static_cast<std::uint32_t>(owner);

@@ -61,7 +61,7 @@ RLK_HD std::int64_t sample_node_floats(std::int64_t vocab_size) { return 4 * sam
 // Sets `words` to the presence bits of a leaf's `columns` columns, which begin at column `first`. The bits come from
 // `allowed`, the words of a row. All bits are set if `allowed` is null.
 template <class Words>
-RLK_DEVICE void allowed_in_leaf(Words allowed, std::int64_t first, int columns, std::uint32_t (&words)[kMaskWords]) {
+RLK_HD void allowed_in_leaf(Words allowed, std::int64_t first, int columns, std::uint32_t (&words)[kMaskWords]) {
   const std::int64_t at = first / 32, end = (first + columns + 31) / 32;
   const int shift = static_cast<int>(first % 32);
   RLK_UNROLL

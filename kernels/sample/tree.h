@@ -10,12 +10,12 @@ namespace rlk {
 template <class Memory>
 class DrawWords {
  public:
-  RLK_DEVICE DrawWords(const SampleParams& p, std::int64_t row)
+  RLK_HD DrawWords(const SampleParams& p, std::int64_t row)
       : seed_(static_cast<std::uint64_t>(p.seed.template at<Memory>(row))),
         sample_id_(static_cast<std::uint64_t>(p.sample_id.template at<Memory>(row))),
         position_(static_cast<std::uint32_t>(p.position.template at<Memory>(row))),
         blocks_(static_cast<std::uint32_t>(p.random_stream) * static_cast<std::uint32_t>(kStreamBlocks)) {}
-  RLK_DEVICE std::uint32_t operator()(int i) const {
+  RLK_HD std::uint32_t operator()(int i) const {
     const PhiloxBlock b = philox_block(seed_, sample_id_, position_, blocks_ + static_cast<std::uint32_t>(i / 4));
     return i & 2 ? (i & 1 ? b.w : b.z) : i & 1 ? b.y : b.x;
   }

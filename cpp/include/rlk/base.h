@@ -6,16 +6,17 @@
 #include <string>
 
 // RLK_HD marks functions for host and device. RLK_DEVICE marks functions of GPU kernels; on the host, the emulation of
-//   GPUs calls them.
+// GPUs calls them. A file that is compiled once per instruction set defines RLK_CPU_ISA (cpu/simd.h). In such a file,
+// RLK_DEVICE is for templates over a type of that file alone: always_inline would double the time of their compilation.
 #if defined(__CUDACC__)
 #define RLK_HD __host__ __device__ __forceinline__
 #define RLK_DEVICE __device__ __forceinline__
 #elif defined(__HIP__)
 #define RLK_HD __attribute__((host)) __attribute__((device)) inline __attribute__((always_inline))
 #define RLK_DEVICE __attribute__((device)) inline __attribute__((always_inline))
-#elif defined(RLK_CPU_ISA)  // a file that is compiled once per instruction set: see cpu/simd.h
+#elif defined(RLK_CPU_ISA)
 #define RLK_HD inline __attribute__((always_inline))
-#define RLK_DEVICE RLK_HD
+#define RLK_DEVICE inline
 #else
 #define RLK_HD inline
 #define RLK_DEVICE inline
