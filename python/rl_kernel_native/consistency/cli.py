@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -80,13 +81,21 @@ def run_bench(context: typer.Context) -> None:
     raise typer.Exit(run_tool("bench", context.args))
 
 
+# Packages that comparisons import.
+_COMPARING = ("torch", "transformers", "safetensors", "huggingface_hub", "matplotlib")
+
+
 @contextmanager
-def _statuses() -> Iterator[None]:
-    """Turns exceptions into messages and exit statuses."""
+def _statuses(*packages: str) -> Iterator[None]:
+    """Turns exceptions into messages and exit statuses. A package that is missing is named before the others are
+    imported, which takes seconds."""
     # OpenMP reads the variable once, when torch is imported. If threads spin while they wait, small operators become
     # many times slower when another process uses the cores. How threads wait changes no result.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
+        for package in packages:
+            if importlib.util.find_spec(package) is None:
+                raise ModuleNotFoundError(name=package)
         with options_spelled():
             yield
         sys.stdout.flush()
@@ -207,7 +216,7 @@ def compare(
 
     Exit status: 0 aligned, 1 drift, 2 bad input, 3 a failure of the program itself.
     """
-    with _statuses():
+    with _statuses(*_COMPARING):
         from .compare import run_compare
         from .explain import news
         from .model import load_model, parse_device, parse_dtype
@@ -321,7 +330,7 @@ def demo(
     Exit status: 0 when the demo completes, drift or not; 2 bad input; 3 a failure of the
     program itself.
     """
-    with _statuses():
+    with _statuses(*_COMPARING):
         from .demo import run_demo
         from .explain import news
         from .progress import Progress
@@ -351,7 +360,7 @@ def digest(
 
     Exit status: 0 the recorded digest, 1 another digest, 2 bad input, 3 a failure of the program itself.
     """
-    with _statuses():
+    with _statuses("torch", "transformers", "safetensors"):
         from .digest import compute_digest
         from .model import parse_device
 
