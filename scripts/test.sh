@@ -5,7 +5,8 @@
 #   python    pytest against the installed package, NumPy, torch and JAX on the CPU
 #   engines   vLLM on a CPU: 0 tokens differ between its rollout, its prefill and patched trainers, TRL's with a
 #             colocated engine too; skipped where its wheel cannot be fetched
-#   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc
+#   cuda      the CUDA kernels compile without spills (preset cuda); skipped without nvcc. With RLK_CUDA_SECONDS, objects
+#             that cmake/cuda_objects.json covers are compiled for that long, and it says which are left
 #   hip       the HIP kernels compile without spills (preset hip) and serve Python under the emulation; skipped without
 #             clang 19
 #   wheel     the wheel of variant cpu for this Python, tried in an empty environment
@@ -146,8 +147,14 @@ stage_cuda() {
     return
   fi
   configure cuda
-  # Compilers have low priority, because tests of the stages beside them have time limits.
-  nice -n 10 cmake --build build/cuda --parallel "$(nproc)"
+  # Compilers have low priority, because tests of the stages beside them have time limits. Objects whose sources changed
+  # since they compiled without spills come first; the others have RLK_CUDA_SECONDS seconds (0: no limit).
+  local changed status=0
+  changed=$(python tools/cuda_objects.py changed)
+  [[ -z $changed ]] || nice -n 10 ninja -C build/cuda $changed
+  timeout "${RLK_CUDA_SECONDS:-0}" nice -n 10 cmake --build build/cuda --parallel "$(nproc)" || status=$?
+  ((status == 124)) || return $status
+  python tools/cuda_objects.py missing
 }
 
 # build_hip TARGET...: builds the targets and the extension with the HIP backend. build/hip/package gets the extension

@@ -231,7 +231,7 @@ PLACES = [
     ),
     (
         "tools",
-        "test_cuda_code* test_cures* test_demo* test_digest* test_docs* test_docstrings* test_doctor* test_gpu_log*",
+        "test_cuda_* test_cures* test_demo* test_digest* test_docs* test_docstrings* test_doctor* test_gpu_log*",
     ),
     (
         "tools",
