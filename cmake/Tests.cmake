@@ -20,6 +20,10 @@ endforeach()
 
 if(RLK_WITH_CUDA)
   # A GPU test is built with CUDA, and skips itself (exit code 77) if there is no device.
+  add_custom_target(gpu_tests)
+  if(TARGET rlk_cuda_code)
+    add_dependencies(gpu_tests rlk_cuda_code)
+  endif()
   file(GLOB sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/tests/gpu/test_*.cpp" "${PROJECT_SOURCE_DIR}/tests/gpu/test_*.cu")
   foreach(source IN LISTS sources)
     get_filename_component(name "${source}" NAME_WE)
@@ -27,6 +31,7 @@ if(RLK_WITH_CUDA)
     add_executable(${name} "${source}")
     target_link_libraries(${name} PRIVATE rlk_core)
     target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}/tests/cpp")
+    add_dependencies(gpu_tests ${name})
     set(tests ${name})
     if(name STREQUAL gpu_test_attention_plans)  # the CPU computes the bits of wgmma: over 100 s on 16 busy cores
       set(tests)

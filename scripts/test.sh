@@ -152,7 +152,8 @@ stage_cuda() {
   local changed status=0
   changed=$(python tools/cuda_objects.py changed)
   [[ -z $changed ]] || nice -n 10 ninja -C build/cuda $changed
-  timeout "${RLK_CUDA_SECONDS:-0}" nice -n 10 cmake --build build/cuda --parallel "$(nproc)" || status=$?
+  nice -n 10 timeout "${RLK_CUDA_SECONDS:-0}" bash -c \
+    'ninja -C build/cuda rlk_cuda_sm90 rlk_cuda_sm80 && ninja -C build/cuda gpu_tests gpu_benches' || status=$?
   ((status == 124)) || return $status
   python tools/cuda_objects.py missing
 }

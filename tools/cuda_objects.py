@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Records which CUDA objects compile without spills, and names those whose sources changed since.
+"""Records which objects of CUDA builds compile without spills, and names those whose sources changed since.
 
     python tools/cuda_objects.py record [BUILD]    compiles all, then writes cmake/cuda_objects.json
     python tools/cuda_objects.py changed [BUILD]   prints the ninja targets that the record does not cover
@@ -27,14 +27,17 @@ sys.path.insert(0, str(ROOT / "tests"))
 from gpu_log import contents  # noqa: E402 - the tests' folder is no package
 
 RECORD = ROOT / "cmake" / "cuda_objects.json"
+# The folders whose files only a CUDA build compiles.
+FOLDERS = ("cuda", "tests/gpu", "bench")
 INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
-def objects(build: Path) -> dict[str, dict[str, str]]:
-    """The compile commands of the CUDA objects in a build folder, by ninja target."""
+def objects(build: Path, root: Path) -> dict[str, dict[str, str]]:
+    """The compile commands of a CUDA build's own objects, by ninja target."""
     commands = json.loads((build / "compile_commands.json").read_text())
-    cuda = (entry for entry in commands if entry["file"].endswith(".cu"))
-    return {Path(entry["output"]).relative_to(build).as_posix(): entry for entry in cuda}
+    places = (*(root / folder for folder in FOLDERS), build)
+    own = (entry for entry in commands if any(Path(entry["file"]).is_relative_to(place) for place in places))
+    return {Path(entry["output"]).relative_to(build).as_posix(): entry for entry in own}
 
 
 def included(source: Path, folders: tuple[Path, ...]) -> set[Path]:
@@ -82,23 +85,24 @@ def compiler() -> str:
 def changed(build: Path) -> list[str]:
     record = json.loads(RECORD.read_text()) if RECORD.is_file() else {}
     known = record.get("objects", {}) if record.get("nvcc") == compiler() else {}
-    return [name for name, entry in objects(build).items() if known.get(name) != hash_of(entry, build, ROOT)]
+    return [name for name, entry in objects(build, ROOT).items() if known.get(name) != hash_of(entry, build, ROOT)]
 
 
 def record(build: Path) -> None:
-    subprocess.run(["ninja", "-C", str(build), *objects(build)], check=True)
-    hashes = {name: hash_of(entry, build, ROOT) for name, entry in sorted(objects(build).items())}
+    subprocess.run(["ninja", "-C", str(build), *objects(build, ROOT)], check=True)
+    hashes = {name: hash_of(entry, build, ROOT) for name, entry in sorted(objects(build, ROOT).items())}
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     RECORD.write_text(json.dumps({"nvcc": compiler(), "date": now, "objects": hashes}, indent=2) + "\n")
 
 
 def missing(build: Path) -> str:
-    names = [name for name in objects(build) if not (build / name).is_file()]
+    names = [name for name in objects(build, ROOT) if not (build / name).is_file()]
     if not names:
         return ""
     date = json.loads(RECORD.read_text())["date"]
-    return f"{len(names)} of {len(objects(build))} objects were not compiled here; by cmake/cuda_objects.json they " + (
-        f"compiled without spills on {date}, from the same sources:\n  " + "\n  ".join(names)
+    return (
+        f"{len(names)} of {len(objects(build, ROOT))} objects were not compiled here; by cmake/cuda_objects.json they "
+        + (f"compiled without spills on {date}, from the same sources:\n  " + "\n  ".join(names))
     )
 
 

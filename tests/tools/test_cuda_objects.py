@@ -49,7 +49,9 @@ def write_project(root: Path) -> Path:
         }
         for name in ("sums", "rope")
     ]
-    (build / "compile_commands.json").write_text(json.dumps([*commands, {**commands[0], "file": "a.cpp"}]))
+    (build / "compile_commands.json").write_text(
+        json.dumps([*commands, {**commands[0], "file": str(root / "cpu/rope.cpp")}])
+    )
     return root
 
 
@@ -57,7 +59,7 @@ def hashes(root: Path) -> dict[str, str]:
     build = root / "build/cuda"
     cuda_objects.includes_of.cache_clear()
     cuda_objects.digest_of.cache_clear()
-    return {name: cuda_objects.hash_of(e, build, root) for name, e in cuda_objects.objects(build).items()}
+    return {name: cuda_objects.hash_of(e, build, root) for name, e in cuda_objects.objects(build, root).items()}
 
 
 def test_an_objects_hash_covers_what_it_includes_and_no_comment(project: Path) -> None:
@@ -106,6 +108,7 @@ def test_objects_that_were_not_compiled_are_named(project: Path, monkeypatch: py
     record = project / "record.json"
     record.write_text(json.dumps({"nvcc": "13.0", "date": "2026-11-30", "objects": {}}))
     monkeypatch.setattr(cuda_objects, "RECORD", record)
+    monkeypatch.setattr(cuda_objects, "ROOT", project)
     build = project / "build/cuda"
     (build / "rope.o").touch()
     said = cuda_objects.missing(build)
