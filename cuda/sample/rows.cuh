@@ -35,10 +35,9 @@ void launch_selection(const SampleParams& p, const SampleChunk& chunk, cudaStrea
 enum class Waiting { kNever, kRarely, kOften };
 inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {
-  const bool by_share = cuts(p.top_p, 1.0f), by_list = p.order != SampleOrder::kSglang || !by_share;
-  if (p.top_k.data == nullptr && p.top_k.value > 0 && p.top_k.value <= kMostListedK && by_list) return Waiting::kRarely;
+  if (cuts_by_list(p)) return Waiting::kRarely;
   const bool by_count = p.top_k.data != nullptr || p.top_k.value > 0;
-  return by_share || cuts(p.min_p, 0.0f) || by_count ? Waiting::kOften : Waiting::kNever;
+  return cuts(p.top_p, 1.0f) || cuts(p.min_p, 0.0f) || by_count ? Waiting::kOften : Waiting::kNever;
 }
 inline GroupGrid grid_of(const SampleParams& p) { return group_grid({0, kNumParts}, p.vocab_size, p.valid_vocab); }
 

@@ -7,15 +7,18 @@ namespace rlk {
 
 // on CUDA: the largest top_k for which a list of the row's columns with the lowest ranks can replace a search
 constexpr int kMostListedK = 512;
+// On CUDA: whether such a list cuts every row by one top_k, if top_k is below valid_vocab.
+inline bool cuts_by_list(const SampleParams& p) {
+  const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
+  return p.top_k.data == nullptr && p.top_k.value > 0 && p.top_k.value <= kMostListedK &&
+         (p.order != SampleOrder::kSglang || !by_share);
+}
 // On CUDA: whether the blocks that finish rows also compute the rows' penalties and biases (edits). For this, every row
 // must have a top_k that a list of columns can cut, and rows must have few entries on average.
 constexpr std::int64_t kFewEditSlots = 2048, kMeanEntries = 640;
 inline bool finish_edits(const SampleParams& p, const ProcessLogitsParams& edits) {
-  const bool by_share = p.top_p.data != nullptr || p.top_p.value != 1.0f;
-  const bool by_list = p.top_k.data == nullptr && p.top_k.value > 0 && p.top_k.value <= kMostListedK &&
-                       p.top_k.value < p.valid_vocab && (p.order != SampleOrder::kSglang || !by_share);
-  return by_list && !p.greedy && p.is_greedy == nullptr && p.top_ids == nullptr &&
-         sample_leaf_slots(p.vocab_size) <= kFewEditSlots &&
+  return cuts_by_list(p) && p.top_k.value < p.valid_vocab && !p.greedy && p.is_greedy == nullptr &&
+         p.top_ids == nullptr && sample_leaf_slots(p.vocab_size) <= kFewEditSlots &&
          edits.history_size + edits.bias_size <= kMeanEntries * p.num_rows;
 }
 
