@@ -3,8 +3,9 @@
 #pragma once
 
 #include "../common/element.cuh"
-#include "kernels.h"
+#include "../common/kernels.h"
 #include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 
 namespace rlk::cuda {
 
@@ -47,12 +48,12 @@ __device__ __forceinline__ ChunkRow row_of(const SampleParams& p, const SampleCh
 namespace RLK_CUDA_ARCH {
 
 // sample_rows computes the results of a chunk (the rows of one launch), except the n best. sample_raw computes the raw
-// log-probabilities. rows.cuh defines both functions.
+// log-probabilities. sample_rows.cu defines both functions.
 template <class T, Exp kExp>
 void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
 template <class T, Exp kExp>
 void sample_raw(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);
-// Computes the results of rows whose edits the finishing blocks compute, after the first scan. edited_rows.cuh defines
+// Computes the results of rows whose edits the finishing blocks compute, after the first scan. sample_edited.cu defines
 // this function.
 template <class T, Exp kExp>
 void finish_edited_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t stream);

@@ -1,7 +1,9 @@
 // CUDA backend of sample: checks memory safety, then calls the kernels for the GPU's architecture.
 #include "rlk/ops/sample.h"
 
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "kernels/sample/check.h"
+#include "kernels/sample/process_logits.h"
 #include "rlk/backends.h"
 #include "rlk/plan_note.h"
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "../common/element.cuh"
-#include "kernels.h"
+#include "../common/kernels.h"
+#include "kernels/sample/process_logits.h"
 #include "kernels/sample/row.h"
 
 namespace rlk::cuda {

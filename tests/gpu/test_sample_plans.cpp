@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "cuda/sample/kernels.h"
+#include "cuda/common/kernels.h"
 #include "kernels/sample/check.h"
 #include "rlk/backends.h"
 #include "tests/gpu/plan_memory.h"
