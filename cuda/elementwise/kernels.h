@@ -1,9 +1,8 @@
-// Host entry points of the elementwise kernels, one set per architecture, and the plans of each kernel. All plans give
-// the same bits. elementwise.cpp checks the arguments.
+// The plans of each elementwise kernel. All plans give the same bits. elementwise.cpp checks the arguments.
 #pragma once
 
 #include "../common/alignment.h"
-#include "../common/launch.h"
+#include "../common/kernels.h"
 #include "kernels/rows/elementwise.h"
 
 namespace rlk::cuda {
@@ -45,13 +44,3 @@ int choose_vec8s(const Params& p, int multiprocessors) {
 }
 
 }  // namespace rlk::cuda
-
-#define RLK_ELEMENTWISE(operator, function, Params, forms)                          \
-  namespace rlk {                                                                   \
-  struct Params;                                                                    \
-  }                                                                                 \
-  namespace rlk::cuda {                                                             \
-  RLK_CUDA_KERNELS(void function(const Params& p, int vec8s, cudaStream_t stream);) \
-  }
-#include "rlk/elementwise.inc"
-#undef RLK_ELEMENTWISE
