@@ -14,6 +14,8 @@ template <class T, Exp kExp, int kBlocks>
 class ClusterCut {
  protected:
   using Shared = ClusterShared<kBlocks>;
+  static constexpr int kThreads = kClusterThreads<kBlocks>, kWarps = Shared::kWarps;
+  static constexpr int kGroupsAtOnce = Shared::kGroupsAtOnce;
 
  public:
   __device__ __forceinline__ ClusterCut(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk,
@@ -44,9 +46,13 @@ class ClusterCut {
     __syncthreads();
   }
   __device__ __forceinline__ void clear_bins() {
-    static_assert(kDigitBins == 4 * kClusterThreads);
+    static_assert(kDigitBins <= 4 * kThreads);
 #pragma unroll
-    for (auto& half : s_.bins) reinterpret_cast<uint4*>(half)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+    for (auto& half : s_.bins) {
+      if (kDigitBins == 4 * kThreads || threadIdx.x < kDigitBins / 4) {
+        reinterpret_cast<uint4*>(half)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+      }
+    }
   }
 
  protected:
@@ -61,14 +67,14 @@ class ClusterCut {
   __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
   __device__ __forceinline__ int task_of(int group) const { return rank_ + group * kBlocks; }
   // The group that the warp processes in a step.
-  __device__ __forceinline__ int group_of(int step) const { return step * kRowGroups + warp_ / kGroupWarps; }
+  __device__ __forceinline__ int group_of(int step) const { return step * kGroupsAtOnce + warp_ / kGroupWarps; }
   // Leaves that a lane processes, one after another.
   __device__ __forceinline__ int steps() const { return cluster_steps<kBlocks>(grid_.groups); }
   // Four columns of a step's leaf. They lie behind the block's other values in shared memory. A thread's vectors lie
-  // kClusterThreads vectors apart.
+  // kThreads vectors apart.
   __device__ __forceinline__ float4* vector_of(int step, int batch) const {
     const int slot = kReloads ? step % Shared::kSlots : step;
-    return reinterpret_cast<float4*>(&s_ + 1) + (slot * kBatches + batch) * kClusterThreads + threadIdx.x;
+    return reinterpret_cast<float4*>(&s_ + 1) + (slot * kBatches + batch) * kThreads + threadIdx.x;
   }
   struct Place {
     int first, columns;  // first column and size of the lane's leaf; `columns` is at most 0 if the leaf has no column
@@ -247,7 +253,7 @@ class ClusterCut {
     if (lane_ == 0) s_.of_warps[warp_] = of_warp;
     __syncthreads();
     if (warp_ == 0) {
-      const float2 of_block = over_lanes<kClusterWarps>(s_.of_warps[lane_ % kClusterWarps]);
+      const float2 of_block = over_lanes<kWarps>(s_.of_warps[lane_ % kWarps]);
       if (lane_ < kBlocks) store_remote_8(this->of_block(s_.range + rank_, lane_), of_block);
     }
     meet();
@@ -454,7 +460,7 @@ class ClusterCut {
     const int task = __shfl_sync(kAllLanes, lane_ * kOwn + (second ? 1 : 0), of_group);
     const int group = task / kBlocks, rank = task % kBlocks;
     const std::uint16_t* const of_leaf =
-        s_.open[group / kRowGroups] + (group % kRowGroups * kGroupLeaves + lane_) * kNumChains;
+        s_.open[group / kGroupsAtOnce] + (group % kGroupsAtOnce * kGroupLeaves + lane_) * kNumChains;
     const uint4 open = load_remote(reinterpret_cast<const uint4*>(of_leaf), rank);
     const int first = load_remote(&s_.columns[group].x, rank);
     const auto count = static_cast<std::uint32_t>(__popc(open.x) + __popc(open.y) + __popc(open.z) + __popc(open.w));
@@ -490,11 +496,11 @@ class ClusterCut {
     if (lane_ < kBinsOfWarp) s_.sums[bin] = sum;
 #pragma unroll
     for (int d = 1; d < kBinsOfWarp; d *= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
-    if (lane_ < kBlocks) store_remote_u64(of_block(s_.parts + rank_ * kClusterWarps + warp_, lane_), sum);
+    if (lane_ < kBlocks) store_remote_u64(of_block(s_.parts + rank_ * kWarps + warp_, lane_), sum);
   }
   // The first warp finds the bin in which the sum of masses reaches the goal.
   __device__ __forceinline__ void find_bin(bool is_first, float top_p) {
-    constexpr int kOwn = kBlocks * kClusterWarps / kWarp;
+    constexpr int kOwn = kBlocks * kWarps / kWarp;
     std::uint64_t own[kOwn], mine = 0;
 #pragma unroll
     for (int k = 0; k < kOwn; ++k) mine += own[k] = s_.parts[lane_ * kOwn + k];
@@ -514,9 +520,8 @@ class ClusterCut {
     const int owner = __ffs(static_cast<int>(__ballot_sync(kAllLanes, part >= 0))) - 1;
     part = __shfl_sync(kAllLanes, part, max(owner, 0));
     base = __shfl_sync(kAllLanes, before, max(owner, 0));
-    mine = lane_ < kBinsOfWarp && part >= 0
-               ? load_remote(s_.sums + part % kClusterWarps * kBinsOfWarp + lane_, part / kClusterWarps)
-               : 0;
+    mine = lane_ < kBinsOfWarp && part >= 0 ? load_remote(s_.sums + part % kWarps * kBinsOfWarp + lane_, part / kWarps)
+                                            : 0;
     before = base + scan(mine) - mine;
     if (before < goal && before + mine >= goal) {
       s_.bin = part * kBinsOfWarp + lane_;
@@ -546,7 +551,7 @@ class ClusterCut {
     const int size = __shfl_sync(kAllLanes, end, kBlocks - 1);
     if (size > kMostAtCut) return size;
 #pragma unroll 1
-    for (int from = warp_; from < kBlocks; from += kClusterWarps) {
+    for (int from = warp_; from < kBlocks; from += kWarps) {
       const int count = __shfl_sync(kAllLanes, mine, from), begin = __shfl_sync(kAllLanes, end, from) - count;
 #pragma unroll 1
       for (int i = lane_; i < count; i += kWarp) {

@@ -27,6 +27,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
   using Cut::i_;
   using Cut::kBatch;
   using Cut::kBatches;
+  using Cut::kGroupsAtOnce;
   using Cut::lane_;
   using Cut::leaf_of_group;
   using Cut::least_;
@@ -127,7 +128,7 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     });
     __syncthreads();
     const int group = warp_, task = task_of(group);
-    if (group >= steps() * kRowGroups || task >= grid_.groups) return;
+    if (group >= steps() * kGroupsAtOnce || task >= grid_.groups) return;
     const float2 node = s_.nodes[group][lane_];
     const SoftmaxStats of_group = tree_over_lanes<false>({node.x, node.y, 0.0f, 0.0f});
     const std::uint32_t kept =

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <type_traits>
 
 #include "../common/launch.h"
 #include "cluster_row_sm90.cuh"
@@ -13,7 +12,7 @@ namespace rlk::cuda {
 namespace {
 
 template <class T, Exp kExp, int kBlocks>
-__global__ void __launch_bounds__(kClusterThreads, kBlocks == 16 ? 1 : 2)
+__global__ void __launch_bounds__(kClusterThreads<kBlocks>, kBlocks == 8 ? 2 : 1)
     sample_cluster_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                           const __grid_constant__ SampleChunk chunk, const __grid_constant__ int height) {
   extern __shared__ float4 of_cluster[];  // ClusterShared, then the columns
@@ -42,7 +41,7 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts_kernel(const __gri
 template <int kBlocks>
 int cluster_bytes(int groups) {
   const int slots = std::min(cluster_steps<kBlocks>(groups), ClusterShared<kBlocks>::kSlots);
-  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) + slots * kClusterThreads * kLeafSteps * 4;
+  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) + slots * kClusterThreads<kBlocks> * kLeafSteps * 4;
 }
 // How many clusters of this kernel the device holds at once, for rows of `groups` groups; 0 if none.
 template <class T, Exp kExp, int kBlocks>
@@ -64,7 +63,7 @@ std::int64_t held_clusters(int groups) {
     attribute.val.clusterDim = {kBlocks, 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = kBlocks;
-    config.blockDim = kClusterThreads;
+    config.blockDim = kClusterThreads<kBlocks>;
     config.dynamicSmemBytes = static_cast<std::size_t>(cluster_bytes<kBlocks>(groups));
     config.attrs = &attribute;
     config.numAttrs = 1;
@@ -81,13 +80,9 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
     launch_dependent<true>(clear_counts_kernel, 1, kClearThreads, 0, stream, chunk);
   }
   launch_dependent_clusters<true>(
-      sample_cluster_kernel<T, kExp, kBlocks>, kBlocks, static_cast<int>(chunk.rows) * kBlocks, kClusterThreads,
-      cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
+      sample_cluster_kernel<T, kExp, kBlocks>, kBlocks, static_cast<int>(chunk.rows) * kBlocks,
+      kClusterThreads<kBlocks>, cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
 }
-
-// Whether clusters of four blocks exist for a type of logits. Their code for float16 would spill registers.
-template <class T>
-constexpr bool kHasFourBlocks = !std::is_same_v<T, Fp16>;
 
 // Blocks of the clusters that compute `rows` rows of `groups` groups; 0 if scans compute them sooner. More blocks
 // compute a row sooner; fewer blocks let the device hold more rows at once.
@@ -97,11 +92,11 @@ int blocks_of_clusters(std::int64_t rows, int groups) {
   if (cluster_steps<8>(groups) > 1 && rows <= held_clusters<T, kExp, 16>(groups)) return 16;
   const std::int64_t of_eight = held_clusters<T, kExp, 8>(groups);
   if (rows <= of_eight) return 8;
-  if constexpr (kHasFourBlocks<T>) {
-    if (rows <= held_clusters<T, kExp, 4>(groups)) return 4;
-  }
-  // With few groups, half of each of eight blocks has no columns, and scans are faster than a second round.
-  return groups > 8 && rows <= 2 * of_eight ? 8 : 0;
+  // With few groups, half of each of eight blocks has no columns, and a second round takes longer than other calls.
+  const bool fills_eight = groups > 8;
+  if (fills_eight && 3 * rows <= 4 * of_eight) return 8;  // two rounds: the second has few rows
+  if (rows <= held_clusters<T, kExp, 2>(groups)) return 2;
+  return fills_eight && rows <= 2 * of_eight ? 8 : 0;
 }
 
 // If only top_p cuts the rows of a call of few rows, this function computes the call and returns true. For any other
@@ -119,9 +114,7 @@ bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sample
   const int blocks = blocks_of_clusters<T, kExp>(chunk.rows, grid.groups);
   if (blocks == 16) launch_cluster_rows<T, kExp, 16>(p, grid, chunk, stream);
   if (blocks == 8) launch_cluster_rows<T, kExp, 8>(p, grid, chunk, stream);
-  if constexpr (kHasFourBlocks<T>) {
-    if (blocks == 4) launch_cluster_rows<T, kExp, 4>(p, grid, chunk, stream);
-  }
+  if (blocks == 2) launch_cluster_rows<T, kExp, 2>(p, grid, chunk, stream);
   return blocks != 0;
 }
 

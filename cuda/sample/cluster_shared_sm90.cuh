@@ -9,11 +9,17 @@
 namespace rlk::cuda {
 namespace {
 
-constexpr int kClusterWarps = 16;                        // warps of a block
-constexpr int kGroupWarps = 8;                           // warps per group of 32 leaves; a warp has four leaves
-constexpr int kRowGroups = kClusterWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
-constexpr int kClusterThreads = kClusterWarps * kWarp;
+constexpr int kGroupWarps = 8;   // warps per group of 32 leaves; a warp has four leaves
 constexpr int kMostGroups = 48;  // groups of a row
+// Warps and threads of a block in a cluster of kBlocks blocks. A block of 32 warps fills a multiprocessor, like two
+// blocks of 16 warps.
+template <int kBlocks>
+constexpr int kClusterWarps = kBlocks == 2 ? 32 : 16;
+template <int kBlocks>
+constexpr int kClusterThreads = kClusterWarps<kBlocks>* kWarp;
+// Groups of 32 leaves that a block processes at once.
+template <int kBlocks>
+constexpr int kRowGroups = kClusterWarps<kBlocks> / kGroupWarps;
 // Groups of a row that a cluster of kBlocks blocks can process.
 template <int kBlocks>
 constexpr int kMostGroupsOf = kBlocks < 8 ? 32 : kMostGroups;
@@ -22,8 +28,8 @@ constexpr int kFineBins = 512;   // finer bins that divide that list
 
 // Leaves that a lane processes, one after another.
 template <int kBlocks>
-RLK_HD int cluster_steps(int groups) {
-  return (groups + kBlocks * kRowGroups - 1) / (kBlocks * kRowGroups);
+RLK_HD constexpr int cluster_steps(int groups) {
+  return (groups + kBlocks * kRowGroups<kBlocks> - 1) / (kBlocks * kRowGroups<kBlocks>);
 }
 
 // The number of a block's open columns, and the keys (key_of) of their smallest and largest z.
@@ -34,28 +40,28 @@ struct alignas(16) OpenColumns {
 // The shared memory of a block in a cluster of kBlocks blocks.
 template <int kBlocks>
 struct ClusterShared {
-  static constexpr int kSteps = (kMostGroupsOf<kBlocks> / kBlocks + kRowGroups - 1) / kRowGroups;
-  // Steps whose columns shared memory holds. With fewer than eight blocks these are two steps, so that two blocks fit
-  // on a multiprocessor.
+  static constexpr int kWarps = kClusterWarps<kBlocks>, kGroupsAtOnce = kRowGroups<kBlocks>;
+  static constexpr int kSteps = cluster_steps<kBlocks>(kMostGroupsOf<kBlocks>);
+  // Steps whose columns shared memory holds: all steps, or two steps of a block that alone fills a multiprocessor.
   static constexpr int kSlots = kBlocks < 8 ? 2 : kSteps;
-  static constexpr int kGroups = kSteps * kRowGroups;  // groups per block
-  static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kClusterWarps;
+  static constexpr int kGroups = kSteps * kGroupsAtOnce;  // groups per block
+  static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kWarps;
 
   // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
   // memory. Behind the bins, each lane has a word to which its columns without mass add.
   alignas(16) std::uint32_t bins[2][kDigitBins + kWarp];
-  std::uint64_t sums[kBinsOfBlock];              // masses of all blocks' columns, for the bins that this block sums
-  std::uint64_t parts[kBlocks * kClusterWarps];  // one sum for every kBinsOfWarp bins, from all blocks
-  std::uint64_t found[kMostAtCut];               // ranks of the block's columns in the cut's bin
+  std::uint64_t sums[kBinsOfBlock];       // masses of all blocks' columns, for the bins that this block sums
+  std::uint64_t parts[kBlocks * kWarps];  // one sum for every kBinsOfWarp bins, from all blocks
+  std::uint64_t found[kMostAtCut];        // ranks of the block's columns in the cut's bin
   // Ranks of all blocks' columns in the cut's bin, and their masses.
   std::uint64_t list[kMostAtCut], masses[kMostAtCut];
   uint4 masks[kGroups][kGroupLeaves];  // kept columns
   float2 nodes[kGroups][kGroupLeaves];
-  float tops[kGroups][kGroupLeaves];               // the largest z of each leaf
-  float2 roots[kMostSlots / kWarp];                // roots of the groups of all blocks
-  int2 columns[kGroups];                           // each group's first column, and the end of its part
-  float2 of_warps[kClusterWarps], range[kBlocks];  // largest and smallest value
-  alignas(16) std::uint16_t open[kSteps][kClusterThreads];
+  float tops[kGroups][kGroupLeaves];        // the largest z of each leaf
+  float2 roots[kMostSlots / kWarp];         // roots of the groups of all blocks
+  int2 columns[kGroups];                    // each group's first column, and the end of its part
+  float2 of_warps[kWarps], range[kBlocks];  // largest and smallest value
+  alignas(16) std::uint16_t open[kSteps][kClusterThreads<kBlocks>];
   OpenColumns of_open;
   std::uint32_t open_of_group[kGroups];  // open columns of each group
   std::uint32_t counts[kMostGroups];     // kept columns of each group

@@ -54,8 +54,8 @@ struct Call {
     std::int64_t vocab = pick(1, 7, 130, 1000, 2500, 20000, 33000, 70000);
     const bool only_share = random() % 4 == 0;  // top_p alone, which clusters of blocks compute for few rows
     if (only_share) {
-      // An H200 computes up to 7 rows in clusters of 16 blocks, 30 in clusters of 8, and at least 48 in clusters of 4.
-      // Clusters of 4 read columns again if a row has more than 65,536.
+      // An H200 computes up to 7 rows in clusters of 16 blocks, 40 in clusters of 8, and 66 in clusters of 2.
+      // Clusters of 2 read columns again if a row has more than 65,536.
       vocab = pick(17000, 33001, 70000, 131072, 160003);
       rows = vocab > 40000
                  ? pick(std::int64_t{1}, std::int64_t{8}, std::int64_t{35}, std::int64_t{50})
