@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ import pytest
 
 import framework_sources
 import rl_kernel_native as rk
+from scripts import load_script
 
 for package in ("trl", "datasets", "typer", "rich", "matplotlib"):
     framework_sources.imported(package, package)
@@ -34,14 +34,9 @@ def example() -> Iterator[typer.Typer]:
             pass
     except ImportError as error:
         pytest.skip(str(error))
-    spec = importlib.util.spec_from_file_location("example_grpo", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["example_grpo"] = module
     threads, columns = torch.get_num_threads(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "140"
-    spec.loader.exec_module(module)
+    module = load_script(EXAMPLE, "example_grpo")
     app = typer.Typer()
     app.command()(module.main)
     yield app

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ports import free_port
+from scripts import load_script
 
 torch = pytest.importorskip("torch")
 
@@ -27,12 +28,7 @@ needs_vllm = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("example_grpo_vllm", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(EXAMPLE, "example_grpo_vllm")
 
 
 @pytest.fixture(scope="module")

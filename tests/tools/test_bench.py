@@ -30,6 +30,7 @@ from rl_kernel_native.bench import (  # noqa: E402
     token_terms,
 )
 from rl_kernel_native.contract import ROUNDING, row  # noqa: E402
+from scripts import load_script  # noqa: E402
 
 
 def benched_by(module: str) -> list[str]:
@@ -442,11 +443,7 @@ def test_a_gpu_that_cannot_be_used_exits_with_2_and_auto_is_the_cpu_without_kern
 
 def test_the_ways_of_a_grpo_step_have_the_same_loss_and_gradients():
     path = Path(__file__).parents[2] / "bench" / "grpo_head_memory.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script(path)
     batch = script.make_batch(3, 40, 64, 700, "cpu")
     expected = script.step(script.stock, batch)
     gradients = [batch.hidden.grad.clone(), batch.weight.grad.clone()]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from scripts import load_script
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "check_prose.py"
 if not TOOL.exists():
@@ -35,12 +36,7 @@ ALLOWED = {
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("check_prose", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 @pytest.mark.parametrize("case", REFUSED)

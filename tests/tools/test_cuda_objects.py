@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from scripts import load_script
 from tests.gpu_log import ROOT
 
 TOOL = ROOT / "tools" / "cuda_objects.py"
 if not TOOL.exists():
     pytest.skip("the source tree's tools are not here", allow_module_level=True)
 
-spec = importlib.util.spec_from_file_location("cuda_objects", TOOL)
-assert spec is not None
-assert spec.loader is not None
-cuda_objects: Any = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(cuda_objects)
+cuda_objects = load_script(TOOL)
 
 
 @pytest.fixture

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 import doctest
-import importlib.util
+import importlib
 import inspect
 import io
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +19,7 @@ import rl_kernel_native as rk
 from cases import differing
 from ports import free_port
 from rl_kernel_native.ops.policy_spec import CLIPS
+from scripts import load_script
 
 torch = pytest.importorskip("torch")
 
@@ -50,13 +50,7 @@ def test_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 def tool(name: str) -> Any:
     """A module of tools/."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "tools" / f"{name}.py")
 
 
 def test_the_page_of_an_operator_has_signature_bits_speed_and_contract() -> None:

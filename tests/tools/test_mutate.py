@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from scripts import load_script
+
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "mutate.py"
 if not TOOL.exists():
     pytest.skip("the source tree's tools are not here", allow_module_level=True)
@@ -19,13 +20,7 @@ if not TOOL.exists():
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("mutate", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["mutate"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(TOOL)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
-import importlib.util
 import re
 import subprocess
 import sys
@@ -15,18 +14,14 @@ from typing import Any
 
 import pytest
 
+from scripts import load_script
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("build_wheels", ROOT / "tools" / "build_wheels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["build_wheels"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "tools" / "build_wheels.py")
 
 
 def test_a_renamed_wheel_is_a_whole_wheel_of_the_new_name(tool: Any, tmp_path: Path) -> None:
