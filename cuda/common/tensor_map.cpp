@@ -46,9 +46,16 @@ CUtensorMap encode(const void* data, DType dtype, const cuuint64_t (&extents)[kR
   const auto promotion =
       reads == L2Reads::k128Bytes ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUtensorMap map;
-  const CUresult status =
-      encoder()(&map, type, kRank, const_cast<void*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto call = [&] {
+    return encoder()(&map, type, kRank, const_cast<void*>(data), extents, strides, box, steps,
+                     CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = call();
+  // The driver requires a context that is current in the thread. A thread that has launched nothing yet may have none.
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {
+    check(cudaSetDevice(current_device()), "cudaSetDevice");
+    status = call();
+  }
   if (status != CUDA_SUCCESS) {
     throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(static_cast<int>(status)));
   }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_a_name_in_errors_indexes_nothing_by_a_bool(operator: Any) -> None:
 
 def plain(tensors: Any) -> tuple[Any, ...]:
     return tuple(t.as_subclass(torch.Tensor) for t in tensors)
+
+
+def test_a_call_may_be_the_first_of_its_thread(case: Case) -> None:
+    """The driver encodes tensor maps only for threads with a current CUDA context. A new thread may have none."""
+    want = case.outputs(case.leaves)
+    with ThreadPoolExecutor(1) as thread:
+        got = thread.submit(case.outputs, case.leaves).result()
+    assert not differing(got, want)
 
 
 def test_batches_of_gradients_have_the_bytes_of_a_loop(case: Case) -> None:
