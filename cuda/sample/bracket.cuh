@@ -197,9 +197,9 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
         if (sum.mass < goal) continue;
         const float mass = mass_of_bin(last - k);
         columns() = behind.columns + (goal - behind.mass) / mass;
-        // The margin is five standard deviations of the estimated number of columns, plus a constant for sparse bins.
-        margin() =
-            fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.squares) / mass, 0.45f * static_cast<float>(capacity_));
+        // The margin is five standard deviations of the estimated number of columns, plus a constant for sparse bins. A
+        // bracket of at most 0.8 of the list leaves room for the deviation of the bracket's own number of columns.
+        margin() = fminf(256.0f + 5.0f * sqrtf((kEach - 1) * sum.squares) / mass, 0.4f * static_cast<float>(capacity_));
         break;
       }
     }

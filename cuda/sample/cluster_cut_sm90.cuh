@@ -14,8 +14,8 @@ template <class T, Exp kExp, int kBlocks>
 class ClusterCut {
  protected:
   using Shared = ClusterShared<kBlocks>;
-  static constexpr int kThreads = kClusterThreads<kBlocks>, kWarps = Shared::kWarps;
-  static constexpr int kGroupsAtOnce = Shared::kGroupsAtOnce;
+  using Shape = ClusterShape<kBlocks>;
+  static constexpr int kThreads = Shape::kThreads, kWarps = Shape::kWarps, kGroupsAtOnce = Shape::kGroupsAtOnce;
 
  public:
   __device__ __forceinline__ ClusterCut(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk,
@@ -62,18 +62,18 @@ class ClusterCut {
   static constexpr int kUpperBytes = sizeof(Shared::bins[0]);  // from the lower half of a bin to the upper half
   static constexpr int kBatch = 4;                             // columns that one step of a loop processes
   static constexpr int kBatches = kLeafSteps / kBatch;
-  static constexpr bool kReloads = Shared::kSlots < Shared::kSteps;
+  static constexpr bool kReloads = Shape::kSlots < Shape::kSteps;
 
   __device__ __forceinline__ std::int64_t row() const { return chunk_.first + i_; }
   __device__ __forceinline__ int task_of(int group) const { return rank_ + group * kBlocks; }
   // The group that the warp processes in a step.
   __device__ __forceinline__ int group_of(int step) const { return step * kGroupsAtOnce + warp_ / kGroupWarps; }
   // Leaves that a lane processes, one after another.
-  __device__ __forceinline__ int steps() const { return cluster_steps<kBlocks>(grid_.groups); }
+  __device__ __forceinline__ int steps() const { return Shape::steps(grid_.groups); }
   // Four columns of a step's leaf. They lie behind the block's other values in shared memory. A thread's vectors lie
   // kThreads vectors apart.
   __device__ __forceinline__ float4* vector_of(int step, int batch) const {
-    const int slot = kReloads ? step % Shared::kSlots : step;
+    const int slot = kReloads ? step % Shape::kSlots : step;
     return reinterpret_cast<float4*>(&s_ + 1) + (slot * kBatches + batch) * kThreads + threadIdx.x;
   }
   struct Place {
@@ -111,8 +111,8 @@ class ClusterCut {
   }
   // Reads a step's columns again unless shared memory holds them. The held steps are neighbours.
   __device__ __forceinline__ void hold(int step) {
-    if (step >= first_held_ && step < first_held_ + Shared::kSlots) return;
-    first_held_ = step < first_held_ ? step : step - Shared::kSlots + 1;
+    if (step >= first_held_ && step < first_held_ + Shape::kSlots) return;
+    first_held_ = step < first_held_ ? step : step - Shape::kSlots + 1;
     const Place place = place_of_leaf(step);
     int i = i_;
     // The compiler must compute addresses here, so that they occupy no registers elsewhere.
@@ -182,7 +182,7 @@ class ClusterCut {
       if (chain_ == 0) s_.tops[group_of(step)][leaf_of_group()] = top;
       largest = max_nan(largest, top);
     }
-    if (kReloads) first_held_ = max(steps() - Shared::kSlots, 0);
+    if (kReloads) first_held_ = max(steps() - Shape::kSlots, 0);
     return make_float2(largest, smallest);
   }
   __device__ __forceinline__ void load_leaf(const Place& place, float (&z)[kLeafSteps]) const {

@@ -12,7 +12,7 @@ namespace rlk::cuda {
 namespace {
 
 template <class T, Exp kExp, int kBlocks>
-__global__ void __launch_bounds__(kClusterThreads<kBlocks>, kBlocks == 8 ? 2 : 1)
+__global__ void __launch_bounds__(ClusterShape<kBlocks>::kThreads, ClusterShape<kBlocks>::kResident)
     sample_cluster_kernel(const __grid_constant__ SampleParams p, const __grid_constant__ GroupGrid grid,
                           const __grid_constant__ SampleChunk chunk, const __grid_constant__ int height) {
   extern __shared__ float4 of_cluster[];  // ClusterShared, then the columns
@@ -40,22 +40,24 @@ __global__ void __launch_bounds__(kClearThreads) clear_counts_kernel(const __gri
 // Bytes of shared memory of a block.
 template <int kBlocks>
 int cluster_bytes(int groups) {
-  const int slots = std::min(cluster_steps<kBlocks>(groups), ClusterShared<kBlocks>::kSlots);
-  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) + slots * kClusterThreads<kBlocks> * kLeafSteps * 4;
+  using Shape = ClusterShape<kBlocks>;
+  const int slots = std::min(Shape::steps(groups), Shape::kSlots);
+  return static_cast<int>(sizeof(ClusterShared<kBlocks>)) + slots * Shape::kThreads * kLeafSteps * 4;
 }
 // How many clusters of this kernel the device holds at once, for rows of `groups` groups; 0 if none.
 template <class T, Exp kExp, int kBlocks>
 std::int64_t held_clusters(int groups) {
-  if (groups > kMostGroupsOf<kBlocks>) return 0;
-  using OfSteps = std::array<std::atomic<int>, ClusterShared<kBlocks>::kSteps>;
+  using Shape = ClusterShape<kBlocks>;
+  if (groups > Shape::kRowGroups) return 0;
+  using OfSteps = std::array<std::atomic<int>, Shape::kSteps>;
   static std::array<OfSteps, kMaxDevices> known{};  // the number of clusters plus one; 0: not known yet
   const int device = current_device();
   if (device < 0 || device >= kMaxDevices) throw InvalidArgument("CUDA device index " + std::to_string(device));
-  std::atomic<int>& of_device = known[device][cluster_steps<kBlocks>(groups) - 1];
+  std::atomic<int>& of_device = known[device][Shape::steps(groups) - 1];
   int held = of_device.load(std::memory_order_relaxed);
   if (held == 0) {
     auto* const kernel = sample_cluster_kernel<T, kExp, kBlocks>;
-    const int most = cluster_bytes<kBlocks>(kMostGroupsOf<kBlocks>);
+    const int most = cluster_bytes<kBlocks>(Shape::kRowGroups);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "size of clusters");
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory of clusters");
     cudaLaunchAttribute attribute{};
@@ -63,7 +65,7 @@ std::int64_t held_clusters(int groups) {
     attribute.val.clusterDim = {kBlocks, 1, 1};
     cudaLaunchConfig_t config{};
     config.gridDim = kBlocks;
-    config.blockDim = kClusterThreads<kBlocks>;
+    config.blockDim = Shape::kThreads;
     config.dynamicSmemBytes = static_cast<std::size_t>(cluster_bytes<kBlocks>(groups));
     config.attrs = &attribute;
     config.numAttrs = 1;
@@ -79,9 +81,10 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
   if (chunk.rows > 1 && p.kept_offsets != nullptr) {
     launch_dependent<true>(clear_counts_kernel, 1, kClearThreads, 0, stream, chunk);
   }
-  launch_dependent_clusters<true>(
-      sample_cluster_kernel<T, kExp, kBlocks>, kBlocks, static_cast<int>(chunk.rows) * kBlocks,
-      kClusterThreads<kBlocks>, cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk, leaf_height(p.vocab_size));
+  launch_dependent_clusters<true>(sample_cluster_kernel<T, kExp, kBlocks>, kBlocks,
+                                  static_cast<int>(chunk.rows) * kBlocks, ClusterShape<kBlocks>::kThreads,
+                                  cluster_bytes<kBlocks>(grid.groups), stream, p, grid, chunk,
+                                  leaf_height(p.vocab_size));
 }
 
 // Blocks of the clusters that compute `rows` rows of `groups` groups; 0 if scans compute them sooner. More blocks
@@ -89,7 +92,7 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
 template <class T, Exp kExp>
 int blocks_of_clusters(std::int64_t rows, int groups) {
   // With 16 blocks, a lane has one leaf where a lane of eight blocks has two.
-  if (cluster_steps<8>(groups) > 1 && rows <= held_clusters<T, kExp, 16>(groups)) return 16;
+  if (ClusterShape<8>::steps(groups) > 1 && rows <= held_clusters<T, kExp, 16>(groups)) return 16;
   const std::int64_t of_eight = held_clusters<T, kExp, 8>(groups);
   if (rows <= of_eight) return 8;
   // With few groups, half of each of eight blocks has no columns, and a second round takes longer than other calls.
@@ -105,9 +108,8 @@ int blocks_of_clusters(std::int64_t rows, int groups) {
 // vocabulary.
 template <class T, Exp kExp>
 bool run_cluster_rows(const SampleParams& p, const GroupGrid& grid, const SampleChunk& chunk, cudaStream_t stream) {
-  const bool by_top_p = p.top_p.data != nullptr || p.top_p.value != 1.0f;
-  const bool others = p.top_k.data != nullptr || p.top_k.value != 0 || p.min_p.data != nullptr || p.min_p.value != 0.0f;
-  if (!by_top_p || others || p.greedy || p.is_greedy != nullptr || p.top_ids != nullptr || chunk.rows != p.num_rows ||
+  const bool by_top_p_alone = cuts(p.top_p, 1.0f) && !cuts(p.top_k, 0) && !cuts(p.min_p, 0.0f);
+  if (!by_top_p_alone || p.greedy || p.is_greedy != nullptr || p.top_ids != nullptr || chunk.rows != p.num_rows ||
       grid.groups_per_part == 0 || grid.groups > kMostGroups) {
     return false;
   }

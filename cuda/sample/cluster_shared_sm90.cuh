@@ -11,26 +11,25 @@ namespace {
 
 constexpr int kGroupWarps = 8;   // warps per group of 32 leaves; a warp has four leaves
 constexpr int kMostGroups = 48;  // groups of a row
-// Warps and threads of a block in a cluster of kBlocks blocks. A block of 32 warps fills a multiprocessor, like two
-// blocks of 16 warps.
-template <int kBlocks>
-constexpr int kClusterWarps = kBlocks == 2 ? 32 : 16;
-template <int kBlocks>
-constexpr int kClusterThreads = kClusterWarps<kBlocks>* kWarp;
-// Groups of 32 leaves that a block processes at once.
-template <int kBlocks>
-constexpr int kRowGroups = kClusterWarps<kBlocks> / kGroupWarps;
-// Groups of a row that a cluster of kBlocks blocks can process.
-template <int kBlocks>
-constexpr int kMostGroupsOf = kBlocks < 8 ? 32 : kMostGroups;
 constexpr int kMostAtCut = 512;  // columns of the cut's bin that shared memory can list
 constexpr int kFineBins = 512;   // finer bins that divide that list
 
-// Leaves that a lane processes, one after another.
+// How a cluster of kBlocks blocks computes a row. A block of 32 warps fills a multiprocessor, like two blocks of 16.
 template <int kBlocks>
-RLK_HD constexpr int cluster_steps(int groups) {
-  return (groups + kBlocks * kRowGroups<kBlocks> - 1) / (kBlocks * kRowGroups<kBlocks>);
-}
+struct ClusterShape {
+  static constexpr bool kIsLarge = kBlocks == 2;
+  static constexpr int kWarps = kIsLarge ? 32 : 16, kThreads = kWarps * kWarp;
+  static constexpr int kResident = kBlocks == 8 ? 2 : 1;          // blocks on a multiprocessor
+  static constexpr int kGroupsAtOnce = kWarps / kGroupWarps;      // groups of 32 leaves that a block processes at once
+  static constexpr int kRowGroups = kIsLarge ? 32 : kMostGroups;  // most groups of a row
+  // Leaves that a lane processes, one after another.
+  RLK_HD static constexpr int steps(int groups) {
+    return (groups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
+  }
+  static constexpr int kSteps = (kRowGroups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
+  static constexpr int kSlots = kIsLarge ? 2 : kSteps;    // steps whose columns shared memory holds
+  static constexpr int kGroups = kSteps * kGroupsAtOnce;  // groups per block
+};
 
 // The number of a block's open columns, and the keys (key_of) of their smallest and largest z.
 struct alignas(16) OpenColumns {
@@ -40,11 +39,8 @@ struct alignas(16) OpenColumns {
 // The shared memory of a block in a cluster of kBlocks blocks.
 template <int kBlocks>
 struct ClusterShared {
-  static constexpr int kWarps = kClusterWarps<kBlocks>, kGroupsAtOnce = kRowGroups<kBlocks>;
-  static constexpr int kSteps = cluster_steps<kBlocks>(kMostGroupsOf<kBlocks>);
-  // Steps whose columns shared memory holds: all steps, or two steps of a block that alone fills a multiprocessor.
-  static constexpr int kSlots = kBlocks < 8 ? 2 : kSteps;
-  static constexpr int kGroups = kSteps * kGroupsAtOnce;  // groups per block
+  using Shape = ClusterShape<kBlocks>;
+  static constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, kGroups = Shape::kGroups;
   static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kWarps;
 
   // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
@@ -61,7 +57,7 @@ struct ClusterShared {
   float2 roots[kMostSlots / kWarp];         // roots of the groups of all blocks
   int2 columns[kGroups];                    // each group's first column, and the end of its part
   float2 of_warps[kWarps], range[kBlocks];  // largest and smallest value
-  alignas(16) std::uint16_t open[kSteps][kClusterThreads<kBlocks>];
+  alignas(16) std::uint16_t open[kSteps][Shape::kThreads];
   OpenColumns of_open;
   std::uint32_t open_of_group[kGroups];  // open columns of each group
   std::uint32_t counts[kMostGroups];     // kept columns of each group

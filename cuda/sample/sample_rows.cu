@@ -32,11 +32,9 @@ void launch_selection(const SampleParams& p, const SampleChunk& chunk, cudaStrea
 }
 // How many rows may wait for later launches after the first scan: none, only exceptions (ties), or many.
 enum class Waiting { kNever, kRarely, kOften };
-inline bool cuts(const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; }
 inline Waiting waiting_of(const SampleParams& p) {
   if (cuts_by_list(p)) return Waiting::kRarely;
-  const bool by_count = p.top_k.data != nullptr || p.top_k.value > 0;
-  return cuts(p.top_p, 1.0f) || cuts(p.min_p, 0.0f) || by_count ? Waiting::kOften : Waiting::kNever;
+  return cuts(p.top_p, 1.0f) || cuts(p.min_p, 0.0f) || cuts(p.top_k, 0) ? Waiting::kOften : Waiting::kNever;
 }
 inline GroupGrid grid_of(const SampleParams& p) { return group_grid({0, kNumParts}, p.vocab_size, p.valid_vocab); }
 
@@ -65,7 +63,7 @@ void sample_rows(const SampleParams& p, const SampleChunk& chunk, cudaStream_t s
     }
     launch_finish<T, kExp, Finish::kWhole>(p, chunk, stream);
   } else {
-    const bool by_share = cuts(p.top_p, 1.0f), by_count = p.top_k.data != nullptr || p.top_k.value > 0;
+    const bool by_share = cuts(p.top_p, 1.0f), by_count = cuts(p.top_k, 0);
     if (by_count) {
       launch_finish<T, kExp, Finish::kFirst>(p, chunk, stream);
     } else {

@@ -36,7 +36,7 @@ def example() -> Iterator[typer.Typer]:
         pytest.skip(str(error))
     threads, columns = torch.get_num_threads(), os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "140"
-    module = load_script(EXAMPLE, "example_grpo")
+    module = load_script(EXAMPLE)
     app = typer.Typer()
     app.command()(module.main)
     yield app

@@ -28,7 +28,7 @@ needs_vllm = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    return load_script(EXAMPLE, "example_grpo_vllm")
+    return load_script(EXAMPLE)
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 
-def load_script(path: Path, name: str | None = None) -> Any:
-    """Runs a file and returns its module, under ``name`` or the file's own name."""
-    name = name or path.stem
+def load_script(path: Path) -> Any:
+    """Runs a file and returns its module, under the file's own name."""
+    name = path.stem
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
