@@ -9,7 +9,7 @@
 // agree, with normal data and with exponents that spread over many orders. A record covers all numbers of rows above
 // the next smaller one of the list if the algorithm is faster at both ends. The bits are then equal at every number up
 // to 1024, and beyond that at some numbers between the ends. If no algorithm is faster at both ends of a range, but one
-// is faster at its upper end, the range is halved, up to kMostHalvings times.
+// is faster at one end, the range is halved, up to kMostHalvings times.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -44,7 +44,7 @@ constexpr double kSlowFlops = 4e11;  // a replay has one such product
 // Batch sizes of decode, as engines capture them; beyond them steps, since the time of a product rises in steps.
 std::vector<std::int64_t> forward_rows() {
   std::vector<std::int64_t> rows = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128};
-  for (const auto [last, step] : {std::pair{512, 32}, {1024, 64}, {2048, 128}, {4096, 256}, {16384, 1024}}) {
+  for (const auto& [last, step] : {std::pair{512, 16}, {1024, 64}, {2048, 128}, {4096, 256}, {16384, 1024}}) {
     while (rows.back() < last) rows.push_back(rows.back() + step);
   }
   return rows;
@@ -75,6 +75,13 @@ void print(const cuda::CublasLtRecord& r) {
   std::printf("}},\n");
 }
 
+// What a range of rows yields.
+struct Found {
+  std::optional<cuda::CublasLtRecord> record;
+  bool is_faster_at_first =
+      false;  // whether an algorithm is faster at the least number of rows, if no record covers it
+};
+
 class Recorder {
  public:
   Recorder(const cuda::CublasLt& library, LinearPass pass, std::int64_t rows, const Layer& layer, DType out_dtype)
@@ -92,7 +99,7 @@ class Recorder {
 
   // A record, if an algorithm is admitted. `before` is the next smaller number of rows in the list. The record begins
   // at `before` + 1 if the algorithm is faster there, too; otherwise it holds this number of rows alone.
-  std::optional<cuda::CublasLtRecord> record(std::int64_t before) {
+  Found record(std::int64_t before) {
     const std::int64_t wanted = pass_ == LinearPass::kForward ? before + 1 : rows_;
     const auto proposals = proposals_of(wanted);
     const Times quick = times(proposals, rows_, 3, 30);
@@ -138,9 +145,13 @@ class Recorder {
                  name(pass_), name(out_dtype_), number(rows_), number(layer_.out_features), number(layer_.in_features),
                  quick.native_us, ratio, equal.size(), proposals.size() - slower);
     std::fprintf(stderr, admitted ? "  recorded from %lld rows on\n" : "\n", number(first));
-    if (!admitted) return std::nullopt;
-    return cuda::CublasLtRecord{
-        {pass_, DType::kBFloat16, out_dtype_, layer_.in_features, layer_.out_features, rows_, first}, equal[best]};
+    Found found;
+    found.is_faster_at_first = (!admitted || first > wanted) && is_faster_at(wanted, proposals);
+    if (admitted) {
+      found.record = cuda::CublasLtRecord{
+          {pass_, DType::kBFloat16, out_dtype_, layer_.in_features, layer_.out_features, rows_, first}, equal[best]};
+    }
+    return found;
   }
 
  private:
@@ -179,6 +190,13 @@ class Recorder {
     } catch (const std::exception&) {
       return false;
     }
+  }
+
+  // Whether any of the algorithms is faster than our kernel at a number of rows, in a short run.
+  bool is_faster_at(std::int64_t rows, std::vector<cuda::CublasLtAlgorithm> algorithms) {
+    std::erase_if(algorithms, [&](const cuda::CublasLtAlgorithm& each) { return !runs(each, rows); });
+    const Times quick = times(algorithms, rows, 3, 30);
+    return std::ranges::any_of(quick.vendor_us, [&](double us) { return us < (1 - kGain) * quick.native_us; });
   }
 
   // Whether the algorithm has our bits for each number of rows. The result is overwritten beforehand, so that missing
@@ -235,14 +253,14 @@ class Recorder {
   void* ours_ = nullptr;
 };
 
-// Appends the records of the rows above `range.first` up to `range.second`. If an algorithm serves only the last number
-// of rows, the halves of the range are tried.
+// Appends the records of the rows above `range.first` up to `range.second`. If an algorithm is faster at one end of the
+// range alone, the halves of the range are tried.
 void record_range(const cuda::CublasLt& library, LinearPass pass, std::pair<std::int64_t, std::int64_t> range,
                   const Layer& layer, DType out_dtype, int halvings, std::vector<cuda::CublasLtRecord>* records) {
   const auto [before, last] = range;
-  const auto record = Recorder(library, pass, last, layer, out_dtype).record(before);
-  const bool is_whole = record && record->products.first_rows == before + 1;
-  if (pass == LinearPass::kForward && record && !is_whole && halvings > 0 && last - before >= kLeastHalved) {
+  const auto [record, is_faster_at_first] = Recorder(library, pass, last, layer, out_dtype).record(before);
+  const bool is_whole = record && record->products.first_rows == before + 1, has_part = record || is_faster_at_first;
+  if (pass == LinearPass::kForward && has_part && !is_whole && halvings > 0 && last - before >= kLeastHalved) {
     const std::int64_t middle = (before + last) / 2;
     record_range(library, pass, {before, middle}, layer, out_dtype, halvings - 1, records);
     record_range(library, pass, {middle, last}, layer, out_dtype, halvings - 1, records);
