@@ -109,7 +109,7 @@ def run_tests(
 ) -> tuple[dict[str, int], list[str], list[str]]:
     """Like :func:`run_pytest`, for all GPU tests. Tests that measure time run after the parallel tests."""
     of_selection = bool(arguments)  # a selection may have tests of only one kind
-    processes = ["-n", str(workers)] if workers > 1 else []
+    processes = ["-n", str(workers), "--dist", "loadgroup"] if workers > 1 else []
     shared = sharing_cores(environment, workers) if processes else environment
     many = run_pytest("gpu and not alone", [*processes, *arguments], shared, of_selection)
     if programs:

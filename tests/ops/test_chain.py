@@ -37,7 +37,13 @@ def model(request: pytest.FixtureRequest) -> Any:
     return found
 
 
-@pytest.fixture(scope="module", params=["qwen3-8b", "llama-3-8b"])
+# One process runs all tests of these models, because several at once do not fit a GPU.
+PUBLISHED = [
+    pytest.param(name, marks=pytest.mark.xdist_group("published models")) for name in ("qwen3-8b", "llama-3-8b")
+]
+
+
+@pytest.fixture(scope="module", params=PUBLISHED)
 def shaped(request: pytest.FixtureRequest) -> Iterator[Any]:
     """One layer and the head of a published model."""
     found = make_model(request.param, device="cuda")
