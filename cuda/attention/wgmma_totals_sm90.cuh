@@ -1,5 +1,5 @@
-// The sums over V of a thread in attention's wgmma kernel, and their totals. A total is the merged sum of all earlier
-// splits of the keys.
+// A thread's accumulators of P V in attention's wgmma kernel, and their totals. A total is the merged sum of all
+// earlier splits of the keys.
 #pragma once
 
 #include "gpu.cuh"

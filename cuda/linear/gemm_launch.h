@@ -32,7 +32,7 @@ struct CopiedOperands {
   CopiedOperand a, b;
   std::uint32_t* claimed;  // the number of claimed pieces
   std::uint32_t* done;     // [panels of A, then of B, ranges]: finished pieces
-  int panels_a, panels_b;  // tiles along A's and B's rows
+  int panels_a, panels_b;  // number of tiles that cover the rows of A, and of B
   int wave_a, wave_b;      // panels that a wave of tiles reads
   int waves, waves_b;      // number of all waves, and of waves that read A's first wave_a panels
   int ranges;

@@ -130,7 +130,7 @@ class OperandLoad {
   // Address of this thread's chunk of row 0 of the operand. The address is an integer, because nvcc would compute a
   // pointer again for each chunk, in elements from the operand's beginning.
   std::uint64_t start_;
-  int rows_[kContraction ? kChunks : 1];  // chunks from row 0 to row(i)
+  int rows_[kContraction ? kChunks : 1];  // distance in chunks from row 0 of the operand to row(i)
   const int to_;
   int inside_;  // number of the tile's rows, or of elements in this thread's chunk of a row, inside the extent
   const bool vector_;

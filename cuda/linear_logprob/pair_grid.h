@@ -69,7 +69,7 @@ struct PairWork {
   int slot;                  // index among single pairs; -1: a whole run
 };
 
-// Number of columns of a part from a run on; below 1 after the end of the part.
+// The number of columns from the begin of a run to the end of its part; below 1 if the run begins at or after that end.
 RLK_HD int columns_from(const HeadColumns& columns, int part, int run) {
   return columns.part_last[part] - columns.part_first[part] - run * kRunColumns;
 }

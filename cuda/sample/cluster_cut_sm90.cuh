@@ -563,9 +563,9 @@ class ClusterCut {
     __syncthreads();
     return size;
   }
-  // The rank of the list's column with which the sum of masses reaches the goal. Finer bins leave few columns to
-  // compare. If all these columns have one z, bins of their ids leave even fewer columns. bin_of(rank): the finer bin
-  // of a column; it never decreases as ranks ascend.
+  // The rank of the list's first column, in the order of ranks, at which the sum of masses reaches the goal. Finer bins
+  // leave few columns to compare. If all these columns have one z, bins of their ids leave even fewer columns.
+  // bin_of(rank): the finer bin of a column; it never decreases as ranks ascend.
   template <class Bin>
   __device__ __forceinline__ std::uint64_t last_of_list(int size, Bin bin_of) {
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);

@@ -120,7 +120,8 @@ __device__ __forceinline__ DrawnLane draw_over_nodes(int count, Node node_at, co
   return drawn;
 }
 
-// Draws a column of a leaf by the terms of its columns. The term of a column that is not kept is +0.
+// Draws a column of a leaf, with probabilities in proportion to the terms of its columns. The term of a column that is
+// not kept is +0.
 __device__ __forceinline__ int draw_column(const float (&terms)[kOwnColumns], const std::uint32_t* words) {
   constexpr int kSteps = kLeafColumns / kNumChains, kShares = kWarp / kNumChains, kShare = kSteps / kShares;
   static_assert(kShares == 4 && kShare == 4 && kNumChains == 8);

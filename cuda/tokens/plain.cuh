@@ -114,7 +114,7 @@ class PlainCopies {
     }
     if (mask_bytes_ >= 4) prefetch_to_l2(masks_, tokens * mask_bytes_);
   }
-  // Begins the copies of the step `at` tokens ahead, into `stage`.
+  // Begins to copy into `stage` the step that begins `at` tokens after the lane's first token.
   __device__ __forceinline__ void begin(unsigned at, int stage) const {
     const bool exists = static_cast<int>(at) < of_lane_;
 #pragma unroll

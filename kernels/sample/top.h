@@ -1,5 +1,6 @@
-// The n best columns of a row of sample. Their log-probabilities use the root of a tree that an earlier pass computed.
-// That tree is the tree over the kept columns, or the tree of the raw pass. row.h defines a team.
+// Selects the n best columns of a row for the operator `sample`. Their log-probabilities use the root of a tree that an
+// earlier pass computed. That tree is the tree over the kept columns, or the tree of the raw pass. row.h defines a
+// team.
 #pragma once
 
 #include "kernels/sample/select.h"

@@ -49,7 +49,7 @@ def call_with_main_grad(
 
 
 def accumulate(op: Operator, main_grad: Any, arrays: Sequence[Any], how: tuple[Any, ...]) -> Any:
-    """Outputs of an operator that adds a gradient to main_grad, its first array."""
+    """Returns the outputs of an operator that adds a gradient to main_grad. main_grad is the operator's first array."""
     if _dispatch.is_tensor(main_grad) and (main_grad.requires_grad or engine().wants_grad(*arrays)):
         raise ValueError("main_grad: cannot be given where a gradient is wanted; call under torch.no_grad()")
     return call(op, (main_grad, *arrays), how)

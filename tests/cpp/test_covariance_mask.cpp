@@ -1,5 +1,5 @@
-// Tests covariance_mask byte for byte against a second implementation, written from the contract, which sorts. The
-// backend is the CPU or, with RLK_TEST_HIP, HIP.
+// Tests covariance_mask byte for byte against a second implementation, which is written from the contract and sorts.
+// The backend is the CPU or, with RLK_TEST_HIP, HIP.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -344,7 +344,7 @@ TEST(MmaModel, NvidiaCutsAndRoundsTowardZero) {
 }
 
 TEST(MmaModel, CancellationLeavesWhatTheAlignmentKept) {
-  // The last kept bit of an addend aligned to 2^20 is 2^-5 with 25 bits and 2^-4 with 24.
+  // An addend aligned to 2^20 keeps 25 fraction bits on sm_90, down to 2^-5, and 24 on sm_80, down to 2^-4.
   EXPECT_EQ(step(MmaUnit::kSm90, 0.0f, {0x1p20f, -0x1p20f, 0x1.8p-5f}), 0x1p-5f);
   EXPECT_EQ(step(MmaUnit::kSm80, 0.0f, {0x1p20f, -0x1p20f, 0x1.8p-5f}), 0.0f);
   EXPECT_EQ(step(MmaUnit::kSm90, -0x1p20f, {0x1p20f, 0x1.8p-5f}), 0x1p-5f);

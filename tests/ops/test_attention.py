@@ -207,8 +207,8 @@ def test_a_prefix_table_without_columns_changes_nothing(device: str, exp: str, r
 @pytest.mark.gpu
 @pytest.mark.parametrize("head_dim", [40, 128])  # copied keys, and keys that wgmma could take
 def test_a_prefix_table_without_columns_waits_for_keys_of_the_kernel_before(head_dim: int) -> None:
-    """embedding lets the next kernel begin before its own last rows are written. These rows are the keys. The rows'
-    memory held NaNs before, and every sequence has pages among the last rows."""
+    """The kernel of `embedding` lets the next kernel begin before the last rows of `embedding` are written. These rows
+    are the keys. The rows' memory held NaNs before, and every sequence has pages among the last rows."""
     sequences, pages, page_size, heads = 64, 64, 16, 8
     torch.manual_seed(1)
     table = torch.randn(512, heads * head_dim, device="cuda").bfloat16()

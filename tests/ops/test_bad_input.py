@@ -493,7 +493,7 @@ CASES: dict[str, tuple[Any, Any, str]] = {
         TypeError,
         "entropy: expected the entropy",
     ),
-    # Tensors without memory, and tensors whose memory holds other values than their elements.
+    # Tensors without memory of their own, and tensors whose memory does not hold their elements as a strided array.
     "logits a DTensor": (
         lambda: rk.logprob(DTensor(X), Y),
         TypeError,

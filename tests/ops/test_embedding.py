@@ -15,7 +15,7 @@ from rl_kernel_native._native import module as native
 
 torch = pytest.importorskip("torch", reason="layouts are made with torch; test_embedding_frameworks.py has the others")
 
-# One column; odd widths that no vector fits; more than a slice of a GPU's block.
+# One column; widths that whole vectors do not fill; more columns than the 1024 of a block in CUDA's backward.
 COLUMNS = [1, 7, 8, 64, 100, 520, 1032]
 
 

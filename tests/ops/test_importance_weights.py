@@ -276,7 +276,8 @@ def test_metrics_of_weights_that_are_all_alike() -> None:
 
 @pytest.mark.parametrize("mean", [-17.0, -9.0, -4.0, 0.0])
 def test_metrics_of_weights_far_from_one(mean: float) -> None:
-    """Products over long sequences, most of them small. Deviations are as exact as deviations of weights near 1."""
+    """Weights are products of ratios over long sequences, and most of these products are small. Deviations are as exact
+    as deviations of weights near 1."""
     z = mean + np.random.default_rng(2).normal(0, 0.3, (64, 1))
     train = np.repeat((z / 512).astype(np.float32), 512, axis=1)
     how: dict[str, Any] = {"level": "sequence", "upper": 2.0}

@@ -41,7 +41,8 @@ def test_values_lie_near_float64(shape: tuple[int, int], clamp: float | None, de
 
 
 def test_it_is_verls_where_verl_has_it() -> None:
-    """compute_offpolicy_metrics of verl's rollout_corr_helper, in float64; every sequence has a token."""
+    """Computes compute_offpolicy_metrics of verl's rollout_corr_helper in float64. Every sequence has an unmasked
+    token."""
     a = tensors(rollouts(2, 60, seed=5))
     train, rollout, mask = a["train"].double(), a["rollout"].double(), a["mask"].double()
 

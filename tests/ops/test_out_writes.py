@@ -91,7 +91,7 @@ def test_a_saved_tensor_that_was_written_stops_backward(name: str) -> None:
         loss.backward()
 
 
-WITHOUT_OUTPUTS = {"kv_cache_append"}  # NumPy's own operators, and operators that only write the caller's arrays
+WITHOUT_OUTPUTS = {"kv_cache_append"}  # operators that allocate no output, because they only write the caller's arrays
 GUARD, FILL = 4096, 0xA5  # bytes before and behind each output, and their content
 
 

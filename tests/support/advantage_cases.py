@@ -109,7 +109,8 @@ def verl_whiten(x: Any, mask: Any, shift_mean: bool = True) -> Any:
 
 
 def verl_group(kind: str, s: np.ndarray, index: np.ndarray, lengths: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """The outcome advantages of core_algos.py for one score per sequence, by their names here."""
+    """The outcome advantages of verl's core_algos.py for one score per sequence. The names of the kinds are this
+    library's."""
     out = s.copy()
     by: dict[int, list[int]] = {}
     for i, g in enumerate(index):

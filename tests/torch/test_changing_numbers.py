@@ -163,8 +163,8 @@ CALLS: dict[str, tuple[Callable[[Any, Any], Any], Any, tuple[Any, ...]]] = {
 
 
 def test_every_operator_with_a_number_is_here() -> None:
-    """A check of a number that Dynamo cannot trace, such as math.isfinite, fails only here. A backward has the same
-    numbers as its forward."""
+    """Some operators check a number by a function that Dynamo cannot trace, such as math.isfinite. Only these tests
+    notice this. A backward has the same numbers as its forward."""
     forwards = [o for o in OPERATORS if not re.search("_backward_?$", o.name)]
     with_numbers = {o.name for o in forwards if re.search(r"\bfloat\b", o.options)}
     assert {"kl", "masked_whiten"} <= with_numbers

@@ -438,7 +438,8 @@ def test_the_short_way_is_that_of_plain_tensors_without_gradients(name: str, mon
 
 @pytest.mark.parametrize("name", SHORT_WAYS)
 def test_the_first_call_of_any_operator_opens_the_short_way(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager calls keep the engine. A process that calls one operator alone has the same host cost as any other."""
+    """The first eager call stores the engine, and later calls use it again. A process that calls one operator alone has
+    the same host cost as any other."""
     import importlib
 
     from rl_kernel_native import _call, _engine

@@ -191,7 +191,8 @@ def test_a_gradient_that_would_be_lost_is_refused(operator: str, name: str) -> N
 
 LSE = torch.zeros(4)
 OWN = {"logits": torch.ones(4, 9), "target": torch.zeros(4, dtype=torch.int64)}
-# Operators without autograd, with the arguments of a call: each float array could lose a gradient.
+# Operators without autograd, with the arguments of a call: each float array may require a gradient, which the call
+# would drop without a word.
 WITHOUT_AUTOGRAD: dict[str, dict[str, Any]] = {
     "logprob_backward": {
         **OWN, "lse": LSE, "entropy": LSE, "dlogprob": LSE, "dlse": LSE, "dentropy": LSE, "temperature": LSE + 1,

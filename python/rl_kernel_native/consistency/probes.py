@@ -41,7 +41,8 @@ class ProbePlan:
     """The tokens to record: positions below limits[prompt], for each prompt in ``limits``.
 
     These positions always include the beginning of the sequence, because a token's attention reads all earlier
-    positions. Only then does the agreement of all earlier operators imply that an operator's inputs agree.
+    positions. Without these earlier positions, the agreement of all earlier operators would not imply that an
+    operator's inputs agree.
     """
 
     limits: dict[int, int]

@@ -72,7 +72,8 @@ def process_logits(
             2^19 columns. Not modified, and without a gradient.
         repetition_penalty: finite number > 0, or float32 ``[num_rows]``. For tokens in the history, the penalty divides
             positive logits and multiplies the other logits.
-        presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from each token in the output.
+        presence_penalty: finite number, or float32 ``[num_rows]``: subtracted from the logit of each token that the
+            history has as output.
         frequency_penalty: as ``presence_penalty``, times the token's number of occurrences in the output.
         history: ``(ids, offsets)`` or ``(ids, offsets, is_prompt)``: int32 or int64 ``[num_entries]``, int64
             ``[num_rows + 1]``, bool ``[num_entries]``. Prompt entries count only for the repetition penalty; without

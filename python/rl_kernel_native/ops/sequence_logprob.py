@@ -121,7 +121,7 @@ def sequence_logprob(logprob: Any, mask: Any = None, cu_seqlens: Any = None, *, 
         cu_seqlens: ``[num_sequences + 1]``, int32 or int64: sequence ``i`` is tokens ``[cu_seqlens[i],
             cu_seqlens[i + 1])``. The first offset is 0. Tokens from the last offset on belong to no sequence and are
             not read, so a packed array may be larger than its content (:func:`pack`). Offsets on a GPU are not copied
-            to the host; there, a sequence with invalid offsets has sum NaN, count 0 and status 1.
+            to the host; on a GPU, a sequence with invalid offsets has sum NaN, count 0 and status 1.
         return_status: also return an int32 array ``[num_sequences]``, 1 for invalid offsets, else 0.
     Returns:
         :class:`SequenceLogprob`, ``(sum, count)``, float32 in nats and int64, each ``[num_sequences]``; with

@@ -282,8 +282,8 @@ bool sample_takes_edits(const SampleParams& p, Device device);  // whether these
 // Whether `sample` computes the edits of these rows itself.
 bool sample_edits_rows(const SampleParams& p, const ProcessLogitsParams& edits, Device device);
 
-// Runs `process_logits`, then `sample` on its result. The logits are inputs of `process`. The outputs of `process` are
-// unset. `draw` has the other parameters of `sample`, with the sizes and the dtype of these logits.
+// Runs `process_logits`, then `sample` on its result. The logits are inputs of `process`. The caller leaves the outputs
+// of `process` unset. `draw` has the other parameters of `sample`, with the sizes and the dtype of these logits.
 struct ProcessedSampleParams {
   ProcessLogitsParams process;
   SampleParams draw;
