@@ -9,7 +9,7 @@
 // agree, with normal data and with exponents that spread over many orders. A record covers all numbers of rows above
 // the next smaller one of the list if the algorithm is faster at both ends. The bits are then equal at every number up
 // to 1024, and beyond that at some numbers between the ends. If no algorithm is faster at both ends of a range, but one
-// is faster at one end, the range is halved, up to kMostHalvings times.
+// is faster at one end, the range is halved, up to kMostHalvings times. At the lower end a short run decides this.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -78,8 +78,8 @@ void print(const cuda::CublasLtRecord& r) {
 // What a range of rows yields.
 struct Found {
   std::optional<cuda::CublasLtRecord> record;
-  bool is_faster_at_first =
-      false;  // whether an algorithm is faster at the least number of rows, if no record covers it
+  // without a record: whether an algorithm is faster at the least number of rows
+  bool is_faster_at_first = false;
 };
 
 class Recorder {
@@ -146,7 +146,7 @@ class Recorder {
                  quick.native_us, ratio, equal.size(), proposals.size() - slower);
     std::fprintf(stderr, admitted ? "  recorded from %lld rows on\n" : "\n", number(first));
     Found found;
-    found.is_faster_at_first = (!admitted || first > wanted) && is_faster_at(wanted, proposals);
+    found.is_faster_at_first = !admitted && wanted < rows_ && is_faster_at(wanted, proposals);
     if (admitted) {
       found.record = cuda::CublasLtRecord{
           {pass_, DType::kBFloat16, out_dtype_, layer_.in_features, layer_.out_features, rows_, first}, equal[best]};

@@ -14,9 +14,8 @@ namespace rlk::cuda {
 bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device) {
   const RowLayout weight_rows{product.out_features, 0, product.weight_stride};
   // Calls with cuts or greedy rows need the leaves' largest z, and calls with raw_logprob need other statistics.
-  const bool draws_from_all = draw.is_greedy == nullptr && !draw.greedy && draw.top_k.data == nullptr &&
-                              draw.top_k.value <= 0 && draw.min_p.data == nullptr && draw.min_p.value == 0.0f &&
-                              draw.raw_logprob == nullptr;
+  const bool draws_from_all = draw.is_greedy == nullptr && !draw.greedy && !cuts(draw.top_k, 0) &&
+                              !cuts(draw.min_p, 0.0f) && draw.raw_logprob == nullptr;
   return draws_from_all && compute_capability(device) == 90 &&
          (product.dtype == DType::kBFloat16 || product.dtype == DType::kFloat16) && product.num_rows > 0 &&
          product.num_rows <= kMostFusedRows && product.in_features > 0 && product.in_features < std::int64_t{1} << 30 &&

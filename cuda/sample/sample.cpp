@@ -23,9 +23,8 @@ bool has_rows(const SampleParams& p, Stream stream) {
 // Names the plan of a call by the properties that select its kernels: the exponential, and the cuts. Cuts need more
 // passes over the logits.
 std::string plan_of(const SampleParams& p) {
-  const auto cuts = [](const RowFloats& x, float nothing) { return x.data != nullptr || x.value != nothing; };
   std::string plan = p.exp == Exp::kHardware ? "hardware exp" : "portable exp";
-  if (p.top_k.data != nullptr || p.top_k.value > 0) plan += ", top_k";
+  if (cuts(p.top_k, 0)) plan += ", top_k";
   if (cuts(p.top_p, 1.0f)) plan += ", top_p";
   if (cuts(p.min_p, 0.0f)) plan += ", min_p";
   return plan;

@@ -103,7 +103,7 @@ inline std::int64_t sample_chunk_rows(const SampleParams& p) {
   return p.sorted_columns > 0 ? kSortChunk : kSampleChunk;
 }
 // On CUDA: number of ranks per row for which the workspace has room. The listed ranks are those of the columns that may
-// be the last one that top_p keeps: about 3,800 of 65,536 normally distributed columns, and up to 5,000 in some rows.
+// be the last one that top_p keeps: about 3,800 of 65,536 normally distributed columns.
 inline std::int64_t sample_listed_columns(const SampleParams& p) {
   if (!cuts(p.top_p, 1.0f)) return 0;
   const std::int64_t share = 8 * sample_leaf_slots(p.vocab_size), most = share < 8192 ? 8192 : share;
