@@ -16,7 +16,7 @@ constexpr int kCopyUnits = 4;  // units (of 16 bytes or one element) that a thre
 // The sort. A block is one wave, which reads its tile in order.
 constexpr int kSortThreads = 64;
 constexpr int kSortTile = 1024;  // tokens
-constexpr int kDigitBits = 9;    // most bits of the row index by which one pass sorts
+constexpr int kDigitBits = 9;    // maximum number of bits of the row index by which one pass sorts
 constexpr int kDigits = 1 << kDigitBits;
 constexpr std::size_t kSortLds = kDigits * sizeof(std::uint32_t);
 constexpr int kBeginThreads = 256;

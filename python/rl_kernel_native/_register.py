@@ -83,7 +83,8 @@ def implement(name: str, kernel: Any, differentiable: Any = None, direct: Any = 
 
 def _skip_dispatcher(name: str, operator: Any, direct: Any) -> None:
     """Lets calls with plain tensors, as in a compiled graph, reach ``direct`` without the dispatcher, which takes more
-    time than such a call itself. An OpOverload calls its ``_op``."""
+    time than such a call itself. A call of an OpOverload runs its attribute ``_op``, so this function replaces
+    ``_op``."""
     dispatched, count = operator._op, len(operator._schema.arguments) - (name in _numbers)
 
     def called(*arguments: Any, **named: Any) -> Any:

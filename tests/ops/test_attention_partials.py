@@ -70,7 +70,7 @@ def results_of_ranks(s: Sequences, form: str, owners: list[list[int]], **options
 def test_ranks_that_own_splits_have_the_bytes_of_one(
     queries: int, options: dict[str, Any], device: str, exp: str, rng: np.random.Generator
 ) -> None:
-    """Sequences have eleven splits, two splits, or a single key, of which most ranks hold nothing."""
+    """Sequences have eleven splits, two splits, or a single key, which only one rank holds."""
     s = Sequences(rng, [(queries, LONG), (queries, 1500), (1, 1)], (4, 2), 16, "bfloat16", device)
     sinks = SINKS.to(device)
     (q, k, v, _), lists = s.call("cache")

@@ -132,8 +132,8 @@ def apart(x: torch.Tensor, pitch: int, offset: int = 0) -> torch.Tensor:
     return wide[:, offset : offset + x.shape[1]]
 
 
-# How hidden and weight lie. A GPU's kernel for few rows takes only rows that a tensor map describes, but every call has
-# the same bytes.
+# Memory layouts of hidden and weight. A GPU's kernel for few rows takes only rows that a tensor map describes, but
+# every call has the same bytes.
 LAYOUTS: dict[str, Any] = {
     "rows of hidden expanded": lambda hidden, weight: (hidden[:1].expand(len(hidden), -1), weight),
     "rows of weight expanded": lambda hidden, weight: (hidden, weight[:1].expand(len(weight), -1)),

@@ -1,5 +1,5 @@
-"""Checked by mypy, never run: the types that a checker infers for calls. Each line states a promise of the public
-signatures."""
+"""mypy checks this file, and nothing runs it. The file states the types that a checker infers for calls. Each line
+states a promise of the public signatures."""
 
 from typing import Any, assert_type
 

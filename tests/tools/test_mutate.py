@@ -456,7 +456,7 @@ def test_a_copy_has_the_switches_of_its_files_and_what_reads_the_environment(too
 
 
 def test_a_file_that_leaves_the_tree_leaves_its_copy(tool: Any, copy: Any) -> None:
-    """Without this, a build of the copy would still compile it."""
+    """If the copy kept a file that left the tree, a build of the copy would still compile that file."""
     left, made = copy.root / "cmake" / "left.cpp", copy.root / "cmake" / "_C.abi3.so"
     for path in (left, made):
         path.parent.mkdir(exist_ok=True)

@@ -145,7 +145,7 @@ OF_FRAMES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("operator", OF_FRAMES)
 def test_a_call_without_a_dispatcher_names_the_tensor_that_it_cannot_read(operator: str) -> None:
-    """The error named the first argument for any other."""
+    """Earlier, the error named the first argument even if another argument was at fault."""
     logits, hidden, ids = torch.ones(4, 9), torch.ones(4, 16), torch.zeros(4, dtype=torch.int64)
     arrays = {
         "linear_logprob_partial": [hidden, torch.ones(9, 16), ids], "logprob_partial": [logits, ids],

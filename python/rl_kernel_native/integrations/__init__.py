@@ -48,8 +48,8 @@ def enable(*, rollout: Literal["vllm"] | None = None, trainer: Literal["trl"] | 
             each GRPOTrainer that is created after this call. If ``rollout`` is given too, an update raises an error if
             a colocated vLLM cannot reset its prefix cache afterwards.
     Returns:
-        A context manager. The end of the context, or ``close()``, undoes the changes of ``trainer``. The plugin stays
-        until the process ends, and patched models stay patched.
+        A context manager. The end of the context, or ``close()``, undoes the changes that the option ``trainer`` made.
+        The plugin stays until the process ends, and patched models stay patched.
     Raises:
         ValueError for other names, or if no name is given. Further errors are those of ``integrations.vllm.enable``, of
         ``integrations.trl.enabled`` and, when a trainer is created, of :func:`patch_model`.
