@@ -19,7 +19,7 @@ template <int kBlocks>
 struct ClusterShape {
   static constexpr bool kIsLarge = kBlocks == 2;
   static constexpr int kWarps = kIsLarge ? 32 : 16, kThreads = kWarps * kWarp;
-  static constexpr int kResident = kBlocks == 8 ? 2 : 1;          // blocks on a multiprocessor
+  static constexpr int kResident = kBlocks == 8 ? 2 : 1;          // least blocks on a multiprocessor
   static constexpr int kGroupsAtOnce = kWarps / kGroupWarps;      // groups of 32 leaves that a block processes at once
   static constexpr int kRowGroups = kIsLarge ? 32 : kMostGroups;  // most groups of a row
   // Leaves that a lane processes, one after another.
@@ -27,7 +27,8 @@ struct ClusterShape {
     return (groups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
   }
   static constexpr int kSteps = (kRowGroups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
-  static constexpr int kSlots = kIsLarge ? 2 : kSteps;    // steps whose columns shared memory holds
+  // Steps whose columns shared memory holds: all steps, or two steps of a block that alone fills a multiprocessor.
+  static constexpr int kSlots = kIsLarge ? 2 : kSteps;
   static constexpr int kGroups = kSteps * kGroupsAtOnce;  // groups per block
 };
 
