@@ -48,6 +48,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = why_no_gpu() if on_gpu else None
     for item in on_gpu if reason else ():
         item.add_marker(pytest.mark.skip(reason=reason))
+    for item in items:
+        if item.get_closest_marker("gpu_memory"):
+            item.add_marker(pytest.mark.xdist_group("gpu_memory"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if mark := item.get_closest_marker("gpu_memory"):
+        import torch
+
+        gib, free = mark.args[0], torch.cuda.mem_get_info()[0] >> 30
+        if free < gib:
+            pytest.skip(f"needs {gib} GiB of GPU memory, {free} GiB are free")
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu_memory"):
+        import torch
+
+        torch.cuda.empty_cache()
 
 
 def pytest_collection_finish() -> None:

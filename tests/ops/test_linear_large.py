@@ -12,7 +12,7 @@ from cases import differing
 
 torch = pytest.importorskip("torch")
 
-pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.gpu_memory(24)]
 
 
 def normal(*shape: int) -> Any:
@@ -24,11 +24,8 @@ def normal(*shape: int) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def memory() -> None:
+def seed() -> None:
     torch.manual_seed(0)
-    free, _ = torch.cuda.mem_get_info()
-    if free < 24 << 30:
-        pytest.skip(f"needs 24 GiB of GPU memory, {free >> 30} GiB are free")
 
 
 @pytest.mark.parametrize("engine", ["auto", "native"])

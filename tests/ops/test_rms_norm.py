@@ -240,11 +240,9 @@ def test_cpu_and_gpu_have_the_same_bytes_over_many_rows(rng: np.random.Generator
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.gpu_memory(24)
 def test_more_than_two_to_the_31_elements() -> None:
     """[525,000, 4096] = 2^31 and 3 million more; the last rows must equal those of a small call."""
-    free, _ = torch.cuda.mem_get_info()
-    if free < 24 << 30:
-        pytest.skip(f"needs 24 GiB of GPU memory, {free >> 30} GiB are free")
     rows, columns = 525_000, 4096
     x, weight = torch.empty(rows, columns, dtype=torch.bfloat16, device="cuda"), torch.ones(columns, device="cuda")
     for i in range(0, rows, 4096):

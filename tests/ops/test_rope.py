@@ -334,11 +334,9 @@ def test_an_id_outside_of_the_tables_makes_its_token_nan_and_no_other(rng: np.ra
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.gpu_memory(12)
 def test_more_than_two_to_the_31_elements() -> None:
     """[530,000, 32, 128] = 2^31 and 23 million more; the last tokens must equal those of a small call."""
-    free, _ = torch.cuda.mem_get_info()
-    if free < 12 << 30:
-        pytest.skip(f"needs 12 GiB of GPU memory, {free >> 30} GiB are free")
     tokens = 530_000
     q = torch.empty(tokens, 32, 128, dtype=torch.bfloat16, device="cuda")
     for i in range(0, tokens, 4096):

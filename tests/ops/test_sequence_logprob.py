@@ -240,10 +240,9 @@ def test_nothing_waits_for_the_gpu() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.gpu_memory(10)
 def test_more_than_2_to_the_31_tokens() -> None:
     rows, columns = 3, 1 << 30
-    if torch.cuda.mem_get_info()[0] < 3 * rows * columns:
-        pytest.skip("needs 10 GB")
     x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
     x[2, -1] = -3.0
     assert rk.sequence_logprob(x).sum.tolist() == [0.0, 0.0, -3.0]

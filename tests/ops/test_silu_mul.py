@@ -249,11 +249,9 @@ def test_cpu_and_gpu_have_the_same_bytes_over_many_rows(rng: np.random.Generator
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.gpu_memory(24)
 def test_more_than_two_to_the_31_elements() -> None:
     """A call on [90,000, 2 * 14336] (2.58e9 elements) gives its last rows the bytes of a small call."""
-    free, _ = torch.cuda.mem_get_info()
-    if free < 24 << 30:
-        pytest.skip(f"needs 24 GiB of GPU memory, {free >> 30} GiB are free")
     rows, columns = 90_000, 14336
     gate_up = torch.empty(rows, 2 * columns, dtype=torch.bfloat16, device="cuda")
     for i in range(0, rows, 4096):

@@ -592,13 +592,11 @@ def test_autograd_inside_a_captured_graph(rng: np.random.Generator) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.slow
+@pytest.mark.gpu_memory(12)
 def test_more_than_2_to_the_31_elements() -> None:
     """14,200 rows of 151,936 columns: 32-bit offsets overflow at row 14,134. Chunks must have the same bytes, and only
     a few are compared."""
     rows, vocab = 14_200, 151_936
-    free, _ = torch.cuda.mem_get_info()
-    if free < 12 << 30:
-        pytest.skip(f"needs 12 GiB of GPU memory, {free >> 30} GiB are free")
     torch.manual_seed(0)
     logits = torch.empty(rows, vocab, dtype=torch.bfloat16, device="cuda")
     for i in range(0, rows, 1000):

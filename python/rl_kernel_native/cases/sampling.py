@@ -39,7 +39,7 @@ def sample(torch: Any, device: str, capability: tuple[int, int] | None) -> Itera
 
     def replayed() -> tuple[bool, str]:
         random = np.random.default_rng(4)
-        x = arrays.put((random.standard_normal((16, 5000)) * 3).astype(np.float32))
+        x = arrays.put((random.standard_normal((16, 9000)) * 3).astype(np.float32))
         keys: dict[str, Any] = {"seed": 3, "sample_id": arrays.put(np.arange(16)), "position": 5, "exp": "portable"}
         result = sample_op.sample(x, top_k=40, top_p=0.9, return_kept=True, n_logprobs=6, **keys)
         again = logprob_op.logprob(x, result.ids, kept=result.kept, exp="portable")
