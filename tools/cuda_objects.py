@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records which objects of CUDA builds compile without spills, and names those whose sources changed since.
 
-    python tools/cuda_objects.py record [BUILD]    compiles all, then writes cmake/cuda_objects.json
+    python tools/cuda_objects.py record [BUILD]    compiles what changed, then writes cmake/cuda_objects.json
     python tools/cuda_objects.py changed [BUILD]   prints the ninja targets that the record does not cover
     python tools/cuda_objects.py missing [BUILD]   says which objects BUILD lacks, and when they compiled
 
@@ -90,7 +90,8 @@ def changed(build: Path) -> list[str]:
 
 def record(build: Path) -> None:
     own = objects(build, ROOT)
-    subprocess.run(["ninja", "-C", str(build), *own], check=True)
+    if targets := changed(build):  # the others compiled from these sources when the record was made
+        subprocess.run(["ninja", "-C", str(build), *targets], check=True)
     hashes = {name: hash_of(entry, build, ROOT) for name, entry in sorted(own.items())}
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     RECORD.write_text(json.dumps({"nvcc": compiler(), "date": now, "objects": hashes}, indent=2) + "\n")
