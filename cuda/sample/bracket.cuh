@@ -218,10 +218,12 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
       }
     };
     z_behind(columns() - margin(), &low());
-    // Without an upper end of the bracket, the list holds all columns that the row may keep, if memory has room for
-    // them.
-    const auto most = static_cast<float>(Masks(&s_, map_).room());
-    if (chunk_.rows < kShortListRows || all() - columns() + margin() > most) z_behind(columns() + margin(), &high());
+    // Without an upper end of the bracket, the list holds all columns that the row may keep. Shared memory must have
+    // room for them, and the list, too, if the estimate is four standard deviations too low.
+    const float listed = all() - columns() + margin(), deviation = sqrtf((kEach - 1) * listed);
+    const bool fits = listed <= static_cast<float>(Masks(&s_, map_).room()) &&
+                      listed + 4.0f * deviation <= static_cast<float>(capacity_);
+    if (chunk_.rows < kShortListRows || !fits) z_behind(columns() + margin(), &high());
   }
   static __device__ __forceinline__ float mass_of_bin(int bin) {
     return ex2_approx((static_cast<float>(bin) + 0.5f) * (-kMassRange / kDigitBins));

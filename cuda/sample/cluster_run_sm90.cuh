@@ -48,7 +48,7 @@ int cluster_bytes(int groups) {
 template <class T, Exp kExp, int kBlocks>
 std::int64_t held_clusters(int groups) {
   using Shape = ClusterShape<kBlocks>;
-  if (groups > Shape::kRowGroups) return 0;
+  if (groups > Shape::kMostRowGroups) return 0;
   using OfSteps = std::array<std::atomic<int>, Shape::kSteps>;
   static std::array<OfSteps, kMaxDevices> known{};  // the number of clusters plus one; 0: not known yet
   const int device = current_device();
@@ -57,7 +57,7 @@ std::int64_t held_clusters(int groups) {
   int held = of_device.load(std::memory_order_relaxed);
   if (held == 0) {
     auto* const kernel = sample_cluster_kernel<T, kExp, kBlocks>;
-    const int most = cluster_bytes<kBlocks>(Shape::kRowGroups);
+    const int most = cluster_bytes<kBlocks>(Shape::kMostRowGroups);
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), "size of clusters");
     check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), "shared memory of clusters");
     cudaLaunchAttribute attribute{};

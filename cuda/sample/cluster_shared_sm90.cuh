@@ -14,19 +14,21 @@ constexpr int kMostGroups = 48;  // groups of a row
 constexpr int kMostAtCut = 512;  // columns of the cut's bin that shared memory can list
 constexpr int kFineBins = 512;   // finer bins that divide that list
 
+// Leaves that a lane of a cluster processes, one after another. `at_once`: groups that the cluster processes at once.
+RLK_HD constexpr int cluster_steps(int groups, int at_once) { return (groups + at_once - 1) / at_once; }
+
 // How a cluster of kBlocks blocks computes a row. A block of 32 warps fills a multiprocessor, like two blocks of 16.
 template <int kBlocks>
 struct ClusterShape {
+  static_assert(kBlocks == 2 || kBlocks == 8 || kBlocks == 16);
   static constexpr bool kIsLarge = kBlocks == 2;
   static constexpr int kWarps = kIsLarge ? 32 : 16, kThreads = kWarps * kWarp;
-  static constexpr int kResident = kBlocks == 8 ? 2 : 1;          // least blocks on a multiprocessor
-  static constexpr int kGroupsAtOnce = kWarps / kGroupWarps;      // groups of 32 leaves that a block processes at once
-  static constexpr int kRowGroups = kIsLarge ? 32 : kMostGroups;  // most groups of a row
-  // Leaves that a lane processes, one after another.
-  RLK_HD static constexpr int steps(int groups) {
-    return (groups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
-  }
-  static constexpr int kSteps = (kRowGroups + kBlocks * kGroupsAtOnce - 1) / (kBlocks * kGroupsAtOnce);
+  static constexpr int kResident = kBlocks == 8 ? 2 : 1;      // least blocks on a multiprocessor
+  static constexpr int kGroupsAtOnce = kWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
+  static constexpr int kMostRowGroups = kIsLarge ? 32 : kMostGroups;  // groups of a row
+  static constexpr int kAtOnce = kBlocks * kGroupsAtOnce;             // groups that the cluster processes at once
+  RLK_HD static constexpr int steps(int groups) { return cluster_steps(groups, kAtOnce); }
+  static constexpr int kSteps = cluster_steps(kMostRowGroups, kAtOnce);
   // Steps whose columns shared memory holds: all steps, or two steps of a block that alone fills a multiprocessor.
   static constexpr int kSlots = kIsLarge ? 2 : kSteps;
   static constexpr int kGroups = kSteps * kGroupsAtOnce;  // groups per block
