@@ -1,8 +1,8 @@
 // Spare warps of a product's own blocks copy operands that TMA cannot read, a little ahead of the products. The copies'
 // rows begin at multiples of 16 bytes. Warps claim pieces of copies in the order in which tiles need them: by waves of
-// tiles, and within a wave along the contraction. Each panel (the rows of a tile) and range of the contraction has a
-// counter, from which loading warps learn how many pieces are done. Copying warps wait for no other warp. So the launch
-// ends even if some of its blocks begin only after others have ended.
+// tiles, and inside a wave by contraction index. Each panel (the rows of a tile) has one counter of finished pieces per
+// range of the contraction, which loading warps read. Copying warps never wait for another warp. So the launch ends
+// even if some of its blocks begin only after others have ended.
 #pragma once
 
 #include <algorithm>

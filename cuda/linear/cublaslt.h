@@ -26,8 +26,9 @@ class CublasLt {
 
   std::size_t version() const { return version_; }  // "130100" is 13.1.0
 
-  // Whether the library has a call for the product. The contraction must be a single sum, without segments or token
-  // blocks. The product must have dense rows that begin at multiples of 16 bytes, and neither a bias nor an addend.
+  // Whether a call of the library can compute the product. The contraction must be a single sum, without segments or
+  // token blocks. The product must have dense rows that begin at multiples of 16 bytes, and neither a bias nor an
+  // addend.
   static bool serves(const GemmParams& p);
   // Runs without a workspace. Throws if the library refuses.
   void run(const GemmParams& p, const CublasLtAlgorithm& algorithm, cudaStream_t stream) const;

@@ -50,7 +50,7 @@ struct KeptInRegisters {
   __device__ __forceinline__ void add_to_it(float (&d)[kN]) const { add_to(d, kept); }
 };
 
-// Sets d to the tree over `segments` sums; sum_segment(d) computes the next sum. `half` stores the sum of the first
+// Sets d to the tree sum of `segments` sums; sum_segment(d) computes the next sum. `half` stores the sum of the first
 // four of eight segments.
 template <int kN, class Kept, class SumSegment>
 __device__ __forceinline__ void combine_segments(float (&d)[kN], int segments, Kept half, SumSegment sum_segment) {

@@ -14,8 +14,8 @@ constexpr std::int64_t kUsualBytes = std::int64_t{256} << 20;
 // A part's number of rows is a multiple of kTogether, so a part has whole tiles and its rows of D stay aligned.
 constexpr std::int64_t kTogether = 256;
 constexpr std::int64_t kFewest = 256;  // if D has fewer rows or columns, copies cost more than they save
-// Up to this number of rows of D, ordinary loads of B take less time than a copy of B. The limit is lower if rows begin
-// at odd elements, because these rows take more time to load.
+// Up to this number of rows of D, ordinary loads of B take less time than a copy of B. The limit is lower for rows that
+// begin at odd elements, because their loads take more time.
 std::int64_t most_loaded(const GemmOperand& b) {
   const bool even = reinterpret_cast<std::uintptr_t>(b.data) % 4 == 0 && b.rows.inner_stride % 2 == 0;
   return even ? 512 : 256;
@@ -35,7 +35,8 @@ bool hides_copies(const GemmParams& p) {
 constexpr int kLineBytes = 128;  // a line of the L2
 // Rows of copies begin at lines: a box of TMA then reads whole lines.
 std::int64_t pitch_of(std::int64_t columns) { return (columns + 63) / 64 * 64; }
-// Whether the rows of an operand that TMA can read begin at lines. If not, a box needs two lines for each of its rows.
+// Whether the rows of an operand that TMA can read begin at multiples of 128 bytes (lines). Otherwise a box reads two
+// lines for each of its rows.
 bool begins_at_lines(const GemmOperand& x, std::int64_t extent, std::int64_t contraction) {
   const std::int64_t rows = x.contraction_contiguous ? extent : contraction;
   return reinterpret_cast<std::uintptr_t>(x.data) % kLineBytes == 0 &&

@@ -25,7 +25,7 @@ struct FewRowsLaunch {
 constexpr int kFewRowsPiece = 256;                         // bytes
 constexpr int kFewRowsEnough = 2048, kFewRowsMost = 4096;  // bytes of the pieces of a row's ring
 constexpr int kFewRowsMostPieces = kFewRowsMost / kFewRowsPiece;
-// Bytes of a row's ring with pieces of `bytes` bytes in all. The ring's first line lies a second time after the last
+// Bytes of a row's ring with pieces of `bytes` bytes in all. A second copy of the ring's first line follows the last
 // piece, so a reader never wraps around inside a piece. Rows begin in different banks.
 constexpr int few_rows_pitch(int bytes) { return bytes + kLine + 32; }
 constexpr int few_rows_fixed_bytes(int slice_rows) {

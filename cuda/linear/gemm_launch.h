@@ -66,8 +66,8 @@ struct GemmLaunch {
 // indices. A stage has two boxes if the products of one box take less time than the barriers of a stage.
 constexpr int stage_boxes(int rows_a, int rows_b) { return rows_a == 64 && rows_b <= 112 ? 2 : 1; }
 
-// How the sums of chunks are combined. A chunk of the contraction is a segment (rule 2 of docs/numerics.md) or a token
-// block (rule 9).
+// How a kernel combines the sums of the contraction's chunks. A chunk of the contraction is a segment (rule 2 of
+// docs/numerics.md) or a token block (rule 9).
 enum class Combine : std::uint8_t {
   kAdd,       // each sum is added to d in memory; the first sum is added to the addend, if given
   kFold,      // the sums are added one after another in registers

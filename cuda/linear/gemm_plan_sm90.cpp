@@ -60,8 +60,8 @@ int slice_rows(const GemmParams& p, int multiprocessors, bool streamed) {
   return std::min(balanced, kWidestSlice);
 }
 
-// A smooth maximum: the fifth root of the sum of fifth powers. A cost that is near the largest cost increases the
-// result. Newton's method finds the root, because the C library's pow would need glibc 2.29.
+// A smooth maximum: the fifth root of the sum of fifth powers. A cost close to the largest cost increases the result.
+// Newton's method finds the root, because the C library's pow would need glibc 2.29.
 double smooth_max(std::initializer_list<double> costs) {
   const double largest = std::max(costs);
   double sum = 0;  // between 1 and the number of costs

@@ -1,7 +1,7 @@
 // Matrix product for compute capability 8.0 and later. cp.async fills a ring of stages, and ldmatrix and
 // mma.sync.m16n8k16 multiply the stages. Each block computes one tile of D over the whole contraction. The tensor cores
 // limit products with a large D, and memory limits products with few rows. For few rows, tiles are small and stages are
-// long, so every multiprocessor has weights of several blocks in flight.
+// long, so several blocks of a multiprocessor load weights at once.
 #pragma once
 
 #include "../common/async_copy_sm80.cuh"
@@ -25,7 +25,7 @@ struct GemmLaunchSm80 {
 };
 
 // A block's tile, the arrangement of its warps, and the contraction indices per stage. `kBlocks`: blocks per
-// multiprocessor, which limits the registers of a block. `kStages`: more stages than this number do not help.
+// multiprocessor, which limits the registers of a block. `kStages`: the most stages that gain time.
 template <int kTileM, int kTileN, int kNumWarpsM, int kNumWarpsN, int kTileStageK, int kBlocks, int kStages>
 struct GemmTileSm80 {
   static constexpr int kM = kTileM, kN = kTileN, kWarpsM = kNumWarpsM, kStageK = kTileStageK, kMinBlocks = kBlocks;

@@ -50,7 +50,7 @@ struct GemmTile {
   static constexpr int kKeptBytes = kCombine == Combine::kTree ? kBM * kBN * 4 : 0;
   static constexpr bool kBoxStores = !kTransposed && kBN % 64 == 0;
   static constexpr int kStoreBuffers =
-      kBN == 256 && !kCopies ? 2 : 1;  // the most buffers that do not reduce the number of stages
+      kBN == 256 && !kCopies ? 2 : 1;  // the largest number of buffers that leaves the number of stages unchanged
   static constexpr int kStaging =      // bytes per warpgroup; boxes begin at 1024 bytes
       kBoxStores ? std::max(kStoreBuffers * kStoreBoxBytes, (4 * kStagingBytes + 1023) / 1024 * 1024)
                  : 4 * kStagingBytes;

@@ -1,5 +1,5 @@
-// Host side of linear's sm_90 kernels: the plans that can serve a product, and the choice of the plan that should be
-// fastest.
+// Host side of linear's sm_90 kernels: the plans that can compute a product, and the choice of the presumably fastest
+// plan.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,8 @@ struct SmallMLaunch {
 };
 
 // The slices of a block. If blocks have many slices, a block takes neighbouring slices, so different blocks read
-// distant addresses: 4.5 TB/s instead of 4.4. If blocks have few slices, a block takes slices at a stride, because
-// blocks with one slice less would otherwise idle too long.
+// distant addresses: 4.5 TB/s instead of 4.4. Otherwise a block takes slices at a stride, because blocks with one slice
+// less would idle too long.
 struct Slices {
   int first, step, end;
 };

@@ -117,7 +117,7 @@ __device__ __forceinline__ void take_addend(const GemmLaunch& g, const Addend& a
     constexpr int kColumns = kBN / 8, kBatch = kAdds && kColumns % 2 == 0 ? kColumns / 2 : kColumns;
 #pragma unroll
     for (int first = 0; first < kColumns; first += kBatch) {
-      float2 x[2 * kBatch];  // loaded together, because one load after another would wait for memory (README.md)
+      float2 x[2 * kBatch];  // all loads are issued together; separate loads would each wait for memory (README.md)
 #pragma unroll
       for (int j = 0; j < kBatch; ++j) {
 #pragma unroll

@@ -26,7 +26,7 @@ constexpr int kHandedFragments = 8;    // fragments per row: half a leaf
 struct alignas(16) PairShared {
   float2 handed[PairTile::kHalves * kTileRows * kHandedFragments]
                [kWarpgroup];                      // [row of a thread, eight columns][thread]
-  float2 rows[PairTile::kWarpgroups][kPairRows];  // c and target of each row, for each warpgroup
+  float2 rows[PairTile::kWarpgroups][kPairRows];  // factor c and target of each row, for each warpgroup
   PairWork work[PairTile::kWarpgroups];           // in shared memory, because the accumulators need the registers
   int pairs_before[PairTile::kWarpgroups];        // pairs in the warpgroup's earlier PairWork items
   std::uint64_t full[kMaxStages], empty[kMaxStages], turn[PairTile::kWarpgroups], handed_full, handed_empty;
@@ -34,7 +34,7 @@ struct alignas(16) PairShared {
 template <bool kMoments>
 struct PairSharedNodes {
   NodeOf<kMoments> leaves[kPairLeaves][kPairRows];
-  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // left children that wait, one per level
+  NodeOf<kMoments> kept[kNodeLevels][kPairRows];  // left children without their right sibling yet, one per level
 };
 template <bool kMoments>
 constexpr int kPairFixedBytes = 1024 + static_cast<int>(sizeof(PairShared) + sizeof(PairSharedNodes<kMoments>));

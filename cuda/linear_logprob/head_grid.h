@@ -33,18 +33,18 @@ RLK_HD int scored_row_blocks(const ScoredGroups* groups, int row_blocks, int blo
 // Items of work for at most kSmallM rows. Each block gets the same number of whole strips; the remaining strips are
 // divided into tiles.
 struct HeadItems {
-  int whole, all;  // items from `whole` on are tiles; each has a node
+  int whole, all;  // items from `whole` on are single tiles, each with its own node
 };
 RLK_HD HeadItems head_items(const HeadColumns& columns, int blocks) {
   const int all = strips_of(columns);
   return {all / blocks * blocks, all};
 }
 
-// A block's work: consecutive tiles of a strip.
+// One work item of a block: consecutive tiles of a strip.
 struct HeadWork {
   int part, strip;        // `strip` counts within the part
   int first_tile, tiles;  // position in the strip; number of tiles, 0 after the end of the part
-  bool whole;             // the work is a whole strip and gives one node
+  bool whole;             // the item is a whole strip and yields one node
   int slot;               // index among the nodes of tiles
 };
 

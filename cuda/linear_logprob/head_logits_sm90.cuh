@@ -11,7 +11,7 @@ namespace rlk::cuda {
 
 struct HeadLaunch {
   HeadColumns columns;
-  int row_blocks, blocks;      // blocks of rows; thread blocks that run at once
+  int row_blocks, blocks;      // number of row blocks; number of thread blocks that run at once
   const ScoredGroups* groups;  // the groups whose rows are multiplied; null: all rows
   const void* bias;            // [columns], or null
   const void* target;
@@ -99,8 +99,8 @@ __device__ __forceinline__ float2 pair_at(const float (&d)[kFragment], int j, in
 }
 
 // The rows of a tile that begins at `row`, an index that counts only rows of scored groups. All lanes of a warp call
-// this function. Neighbouring rows of a full tile are loaded as one box. The shorter box of the call's last tile can
-// only be used for that tile.
+// this function. Neighbouring rows of a full tile are loaded as one box. The call's last tile has a shorter box, which
+// fits no other tile.
 template <int kRows>
 __device__ __forceinline__ TileRows<kRows> tile_rows(const HeadLaunch& g, int row) {
   constexpr int kGroups = TileRows<kRows>::kGroups;

@@ -28,7 +28,7 @@ struct TileRows {
   std::uint32_t pairs[kGroups / 2] = {};  // pairs of groups, 16 bits each: a loader has 40 registers
 };
 
-// Takes the place of `Portion` (tile_ring_sm90.cuh) for rows in groups; loads one box for each group.
+// Replaces `Portion` (tile_ring_sm90.cuh) for rows in groups, and loads one box per group.
 template <int kRows>
 struct GroupsPortion {
   const CUtensorMap* map;

@@ -65,15 +65,16 @@ inline bool has_moments(const LinearLogprobParams& p) {
 // Bytes of a node. Without moments, a node has only its reference m and the sum of its exponentials relative to 2^m.
 inline int node_bytes(const LinearLogprobParams& p) { return has_moments(p) ? 16 : 8; }
 
-// Whether the kernel for few rows serves a call. If this kernel would lack registers for a call, the other kernel
-// serves the call.
+// Whether the kernel for few rows computes a call. Calls for which this kernel lacks registers run the kernel for many
+// rows.
 inline bool is_small_m(const LinearLogprobParams& p, std::int64_t rows) {
   const bool plain = has_bare_logits(p) && p.dtype == DType::kFloat32;
   const bool rounded = has_bare_logits(p) && p.dtype == DType::kBFloat16;
   return rows <= kSmallM && !(has_moments(p) && (rounded || (p.exp == Exp::kPortable && !plain)));
 }
 
-// Whether a warp has room for the nodes of all parts. From about a million columns on, a warp has no room.
+// Whether a warp has room for the nodes of all parts. For vocabularies of about a million columns or more, a warp has
+// no room.
 inline bool fits_one_tree(const HeadColumns& columns) {
   return columns.num_parts * next_power_of_two(nodes_per_part(columns)) <= kMostNodes;
 }

@@ -1,7 +1,7 @@
 // Statistics of the leaves in a wgmma accumulator: 64 rows by 256 columns hold two leaves per row. Thread t of a
 // warpgroup holds two of its warp's sixteen rows, r and r + 8 with r = t / 4 % 8. In these rows, thread t holds columns
 // 8 j + 2 (t % 4) + {0, 1}: two whole chains (every eighth column) of every leaf. The tensor cores may idle during the
-// statistics. So all work that can wait runs while the next tile's products run.
+// statistics. All work that can be deferred therefore runs during the next tile's products.
 #pragma once
 
 #include "../common/element.cuh"
@@ -164,8 +164,7 @@ __device__ __forceinline__ void leaf_shares(const Logits& z, const float (&c)[kT
         const float2 x = z(leaf, j, h);
         add(0, x.x), add(1, x.y);
       }
-      // If a leaf's statistics need no sums, one lane of the quad holds the statistics, and the other lanes add
-      // nothing.
+      // If a leaf's statistics need no sums, one lane of the quad holds them, and the other lanes hold the identity.
       if (!reference.usable && threadIdx.x % 4 != 0) whole.S = whole.E = whole.Q = 0.0f;
       shares[leaf][h] = reference.usable ? chains.sums(reference.m) : whole;
     }

@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kManyRows = 2048;   // with fewer rows, each loaded weight is used less often
 constexpr std::int64_t kFewestRows = 128;  // the rows of a block
 
-// The number of rows whose nodes take at most 16 MiB. With more rows at once, a call is not faster.
+// The number of rows whose nodes take at most 16 MiB. More rows per launch do not make a call faster.
 std::int64_t rows_at_once(const LinearLogprobParams& p) { return has_moments(p) ? 4096 : 8192; }
 
 // LoRA's part of the workspace, which comes first: u of some rows, and the fp32 sums that are rounded to u.

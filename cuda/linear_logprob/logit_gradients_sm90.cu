@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(GradientTile::kThreads, 1)
       reinterpret_cast<GradientRow<Row>*>(shared + (all_rows - shared_address(shared))) + warpgroup * Tile::kBM;
   const auto all_warps = [&] { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); };
   if (warpgroup == 1) skip_stages(&ring, g.k_steps);
-  int parity = warpgroup == 0;  // the second warpgroup's turn follows the first's, which follows the previous tile
+  int parity = warpgroup == 0;  // order of turns: first warpgroup, second warpgroup, then the next tile
   for (int turn = blockIdx.x + warpgroup * step; turn < tiles; turn += 2 * step, parity ^= 1) {
     all_warps();  // all threads have read the rows of the previous tile
     const int mine = static_cast<int>(threadIdx.x) % kWarpgroup;

@@ -114,7 +114,8 @@ RLK_HD int nodes_per_part(const HeadColumns& columns) {
   return (longest + kNodeLeaves * kLeafColumns - 1) / (kNodeLeaves * kLeafColumns);
 }
 
-// Where the nodes of a run of a row block lie: -1 for a whole run, otherwise the slot of the first of its single pairs.
+// Where the nodes of a run of a row block lie: -1 if one item computes the whole run; otherwise the slot of the run's
+// first single pair.
 RLK_HD int first_slot(const HeadColumns& columns, const PairItems& items, int row_block, int part, int run) {
   const int full_runs = items.full.runs / columns.num_parts;
   const bool ends = run == full_runs;

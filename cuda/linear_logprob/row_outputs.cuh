@@ -24,8 +24,8 @@ struct HeadNodes {
 
 __device__ __forceinline__ SoftmaxStats stats_of(const float4& n) { return {n.x, n.y, n.z, n.w}; }
 
-// The node of a tile in a strip's tree over kStripTiles tiles. If only the strip's node was stored, the strip's node
-// stands for the first tile, and the nodes of all other tiles add nothing.
+// The node of a tile in a strip's tree over kStripTiles tiles. If only the strip's node was stored, it is returned for
+// the first tile, and every other tile gets the identity.
 __device__ __forceinline__ SoftmaxStats tile_node(const HeadNodes& n, int row, int part, int strip, int tile) {
   const int item = part * n.columns.strips_per_part + strip;
   if (item >= n.items.whole) {

@@ -16,8 +16,8 @@ constexpr int kStripLevels = 3;  // levels of pairs of tiles in a strip
 constexpr int kStripNodeBytes = kStripLevels * kSmallM * 16;
 using SmallMTile = OneWarpgroupTile<kSmallM, kHeadTileColumns, kStripNodeBytes>;
 
-// The destination of the node over a row's tiles. The node moves up a level as long as it is the second node of a pair,
-// or has no second node.
+// The destination of the node over a row's tiles. The node moves up one level whenever it is the second node of a pair,
+// or the only node.
 struct NodeTarget {
   float4* to;  // if `ends`: node of a thread's first row; the second row's node is 8 rows further
   int tile;    // index in the strip

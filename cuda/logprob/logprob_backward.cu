@@ -230,7 +230,7 @@ bool rows_are_alike(const LogprobBackwardParams& p) {
 
 template <class T, Exp kExp>
 void run_backward(const LogprobBackwardParams& p, cudaStream_t stream) {
-  // A row that does not begin at a multiple of 16 bytes may take one more vector.
+  // A row that does not begin at a multiple of 16 bytes may need one more vector.
   const std::int64_t extra = rows_are_aligned<T>(p.dlogits, p.dlogits_rows) ? 0 : Vector<T>::kColumns - 1;
   const std::int64_t segments = (p.num_columns + extra + kSegmentColumns<T> - 1) / kSegmentColumns<T>;
   constexpr std::int64_t kMaxGridDepth = 65535;

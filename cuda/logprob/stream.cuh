@@ -84,8 +84,8 @@ struct StreamWork {
 
 // The first group of a warp is fixed. The warp takes the numbers of later groups from one of several counters, since a
 // single counter serves at most 430 increments per microsecond. The number of counters is prime, so that the short
-// groups at the ends of parts are spread over all counters. There are at most as many counters as warps, since every
-// counter needs a warp that takes numbers from it.
+// groups at the ends of parts are spread over all counters. The number of counters is at most the number of warps,
+// because each counter needs a warp that increments it.
 constexpr int kMaxClaimCounters = 61, kClaimPitch = 32;  // words from one counter to the next: each has its own line
 
 template <class T>

@@ -8,7 +8,7 @@
 namespace rlk::cuda {
 
 // A plan of the forward. A row has `threads` threads, and each thread holds up to `vec8s` times eight columns in
-// registers. If `threads` is 0, a block reads the row twice; this plan serves any width and alignment.
+// registers. If `threads` is 0, a block reads the row twice; this plan supports any width and alignment.
 struct RmsNormPlan {
   int threads = 0, vec8s = 0;
 };

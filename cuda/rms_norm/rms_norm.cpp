@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kVec8 = kRmsNormLaneColumns;
 
-// Whether the threads of a plan can hold a row in registers or shared memory. A plan whose `threads` is 0 stands for the
-// kernel that reads rows from memory again, and serves any row.
+// Whether the threads of a plan can hold a row in registers or shared memory. A plan whose `threads` is 0 selects the
+// kernel that reads each row twice, which supports any row.
 template <class Plan, class Params>
 bool holds_row(const Plan& plan, const Params& p) {
   if (plan.threads == 0) return true;

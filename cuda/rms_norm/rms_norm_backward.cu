@@ -53,8 +53,8 @@ class GroupRows {
 };
 
 // The shape of a step of the kernel "groups". In a step a thread processes its columns of dy, of h and, if given, of
-// the new residual's gradient, for one or two rows. A step has one barrier. A step takes two rows if their values fit
-// in registers (kKept).
+// the new residual's gradient, for one or two rows. Each step executes one barrier of the block. A step processes two
+// rows if the values of both rows fit in registers (kKept).
 template <class T, int kThreads, int kVec8s>
 struct GroupShape {
   static constexpr int kArrays = 3;
@@ -148,8 +148,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
   int stage = 0, free_stage = kStages - 1, step = 0;
 #pragma unroll 1
   for (int row = 0; row < last; row += kRows, ++step) {
-    // If a thread copies the rows of a step to registers (kKept), the step's stage is free at once. If not, it is free
-    // after the step.
+    // If a thread copies the rows of a step to registers (kKept), the step's stage is free at once. Otherwise the stage
+    // is free after the step.
     Vec8<T> dy[kRows][kVec8s]{}, h[kRows][kVec8s]{}, more[kRows][kVec8s]{};
     if constexpr (Shape::kKept) {
       copy_async_wait<kStages - 1>();
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__((GroupShape<T, kThreads, kVec8s>::kBlock), (Gr
 #pragma unroll
       for (int r = 0; r < kRows; ++r) c[r] = __fdiv_rn(lanes[r], static_cast<float>(p.columns));
     }
-    // The thread requests later rows only after the sum. Earlier requests would delay loads for which other threads
-    // wait.
+    // The thread issues the loads of later rows only after the sum. Earlier loads would delay the loads for which other
+    // threads wait.
     if constexpr (Shape::kKept) copy_rows(row + kStages * kRows, stage);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {

@@ -1,6 +1,6 @@
 // rope for many tokens, on SM90. TMA copies a token's queries, keys and angles to a ring in shared memory, and copies
 // the results back. A block is persistent. One warp loads and stores tokens, and the other warps rotate them in place,
-// in shared memory. A token that waits occupies no registers, so many tokens can be in flight. Columns that are not
+// in shared memory. A token in the ring occupies no registers, so many tokens can be in flight. Columns that are not
 // rotated are copied without a change.
 #pragma once
 

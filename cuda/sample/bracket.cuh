@@ -1,7 +1,8 @@
 // Cuts rows by masses alone: top_p without top_k. A column's mass is its exponential relative to the row's largest z.
 // Each block processes one row. Before the scan of masses, a sample of the row's columns gives a bracket, a range of z
 // that should contain the last kept column. The scan lists the columns in the bracket. After the scan, the exact masses
-// of the listed columns decide the cut. If the bracket fails, the row takes the selection of kernels/sample/select.h.
+// of the listed columns decide the cut. If the bracket misses the cut, the selection of kernels/sample/select.h
+// computes the row.
 #pragma once
 
 #include <cfloat>
@@ -13,7 +14,7 @@
 namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
-// A row that waits after the first scan, and the row's largest z.
+// A row that needs further launches after the first scan, and the row's largest z.
 struct WaitingRow {
   SampleRow want;
   float largest, m;
@@ -44,7 +45,7 @@ class MassCut : RowSelection<BlockTeam<kThreads>, T, kExp> {
         capacity_(static_cast<std::uint32_t>(chunk.most_listed)),
         list_(chunk.listed + i * chunk.most_listed) {}
 
-  // Runs after the first scan, for a row that waits. Returns whether the row needs a scan of masses.
+  // Runs after the first scan, for a row that needs further launches. Returns whether the row needs a scan of masses.
   __device__ bool find_bracket(const WaitingRow& waiting) {
     if (!cuts_by_mass(p_, waiting.want)) return false;
     if (thread_of_block() == 0) {

@@ -168,7 +168,8 @@ class ClusterRow : ClusterCut<T, kExp, kBlocks> {
     KeptPlace place(p_, chunk_, i_);
     const bool has_sets = p_.kept_offsets != nullptr;
     const std::int64_t kept = status != kOk || static_cast<std::int64_t>(all) == p_.valid_vocab ? 0 : all;
-    // The kept set of the call's first row begins at 0, so the blocks of this row do not wait for its place.
+    // The kept ids of the call's first row begin at index 0, so the blocks of this row need not wait for other rows'
+    // counts.
     const bool waits = has_sets && row() > 0;
     std::int64_t begin = kept <= p_.kept_capacity ? 0 : -1;
     const bool draws = rank_ == 0 && warp_ == 0;

@@ -1,4 +1,4 @@
-// The kernel in which a cluster computes a row (cluster_row_sm90.cuh), and the choice of the calls that it serves.
+// The kernel in which a cluster computes a row (cluster_row_sm90.cuh), and the choice of the calls that run it.
 #pragma once
 
 #include <algorithm>
@@ -87,15 +87,16 @@ void launch_cluster_rows(const SampleParams& p, const GroupGrid& grid, const Sam
                                   leaf_height(p.vocab_size));
 }
 
-// Blocks of the clusters that compute `rows` rows of `groups` groups; 0 if scans compute them sooner. More blocks
-// compute a row sooner; fewer blocks let the device hold more rows at once.
+// Blocks per cluster for `rows` rows of `groups` groups; 0 if the scans take less time. More blocks per cluster reduce
+// a row's time; fewer blocks let the device hold more rows at once.
 template <class T, Exp kExp>
 int blocks_of_clusters(std::int64_t rows, int groups) {
-  // With 16 blocks, a lane has one leaf where a lane of eight blocks has two.
+  // With 16 blocks, a lane has one leaf in place of two with eight blocks.
   if (ClusterShape<8>::steps(groups) > 1 && rows <= held_clusters<T, kExp, 16>(groups)) return 16;
   const std::int64_t of_eight = held_clusters<T, kExp, 8>(groups);
   if (rows <= of_eight) return 8;
-  // With few groups, half of each of eight blocks has no columns, and a second round takes longer than other calls.
+  // With few groups, half of the threads of eight blocks have no columns, and a second round takes longer than the
+  // scans.
   const bool fills_eight = groups > 8;
   if (fills_eight && 3 * rows <= 4 * of_eight) return 8;  // two rounds: the second has few rows
   if (rows <= held_clusters<T, kExp, 2>(groups)) return 2;

@@ -23,7 +23,7 @@ struct ClusterShape {
   static_assert(kBlocks == 2 || kBlocks == 8 || kBlocks == 16);
   static constexpr bool kIsLarge = kBlocks == 2;
   static constexpr int kWarps = kIsLarge ? 32 : 16, kThreads = kWarps * kWarp;
-  static constexpr int kResident = kBlocks == 8 ? 2 : 1;      // least blocks on a multiprocessor
+  static constexpr int kResident = kBlocks == 8 ? 2 : 1;      // minimum of resident blocks per multiprocessor
   static constexpr int kGroupsAtOnce = kWarps / kGroupWarps;  // groups of 32 leaves that a block processes at once
   static constexpr int kMostRowGroups = kIsLarge ? 32 : kMostGroups;  // groups of a row
   static constexpr int kAtOnce = kBlocks * kGroupsAtOnce;             // groups that the cluster processes at once
@@ -46,8 +46,8 @@ struct ClusterShared {
   static constexpr int kWarps = Shape::kWarps, kSteps = Shape::kSteps, kGroups = Shape::kGroups;
   static constexpr int kBinsOfBlock = kDigitBins / kBlocks, kBinsOfWarp = kBinsOfBlock / kWarps;
 
-  // Masses of the block's columns: lower halves, then upper halves. Either half of the bins uses all banks of shared
-  // memory. Behind the bins, each lane has a word to which its columns without mass add.
+  // Masses of the block's columns: lower halves, then upper halves. The lower halves lie in all banks of shared memory,
+  // and so do the upper halves. Behind the bins, each lane has a word to which its columns without mass add.
   alignas(16) std::uint32_t bins[2][kDigitBins + kWarp];
   std::uint64_t sums[kBinsOfBlock];       // masses of all blocks' columns, for the bins that this block sums
   std::uint64_t parts[kBlocks * kWarps];  // one sum for every kBinsOfWarp bins, from all blocks

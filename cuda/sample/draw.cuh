@@ -20,8 +20,8 @@ constexpr int kMostLevels = 15, kDrawWords = kMostLevels + 4;
 constexpr int kOwnColumns = kLeafColumns / kWarp;  // columns of a leaf that a lane holds: lane, lane + 32, ...
 static_assert(kPrefixWord == kChainWord + 3 && kDrawWords <= kWarp);
 
-// The index, among the token's random words, of the draw's i-th word. At levels above the root the draw always takes
-// the left node, so any word will do there.
+// The index, among the token's random words, of the draw's i-th word. Above the root the draw always descends to the
+// left node, so the value of the word does not matter.
 __device__ __forceinline__ int draw_word(int i, int height) {
   const int above = 2 - (i - height);
   return i >= kMostLevels ? kChainWord + i - kMostLevels : i < height ? 7 + i : above > 0 ? above : 0;

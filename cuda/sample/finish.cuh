@@ -1,7 +1,7 @@
 // The work after a scan (scan.cuh): each block finishes one row. The block lists the row's first columns (the largest
 // z) from the leaves that may hold these columns, and cuts the list. Then the block computes the tree above the leaves,
-// draws, and writes the results. If no list can hold a row's cut, the row takes the selection of
-// kernels/sample/select.h. All architectures share this source.
+// draws, and writes the results. If no list can hold a row's cut, the selection of kernels/sample/select.h computes the
+// row. All architectures share this source.
 #pragma once
 
 #include "bracket.cuh"
@@ -145,7 +145,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     state.waits = by_mass ? kForMasses : ranks ? kForSelection : kForTree;
     *state_ = state;
   }
-  // Finds the columns that a waiting row keeps.
+  // Finds the kept columns of a row that the first launch could not finish.
   __device__ void run_selection() {
     if (state_->waits == kForSelection) select_row<T, kExp, true>(p_, place_.chunk(), place_.number(), &s_.base);
   }
@@ -183,7 +183,7 @@ class FinishedRow : RowTree<BlockTeam<kThreads>, T, kExp> {
     __syncthreads();  // the first warp has written the results
     if (thread() == kWarp) place_.mark_overflow();
   }
-  // Computes everything that a waiting row still needs, from the selection on, without a scan.
+  // Computes the remaining steps of a row, from the selection on, without a scan.
   __device__ void run_alone() {
     __syncthreads();
     run_selection();

@@ -8,9 +8,9 @@
 namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
-// kFirst: the first steps, up to the point at which a row may wait for later launches. kShare: the same steps for a
-// call without top_k. kOnly: all steps of a call in which no row can wait. kWhole: all steps in one launch, even for
-// rows that would otherwise wait. kRest: the steps after the wait. kRaw: the steps after the raw scan.
+// kFirst: the first steps, up to the point at which a row may need later launches. kShare: the same steps for a call
+// without top_k. kOnly: all steps of a call in which no row needs later launches. kWhole: all steps in one launch, even
+// for rows that would otherwise wait. kRest: the steps after the wait. kRaw: the steps after the raw scan.
 enum class Finish { kFirst, kShare, kOnly, kWhole, kRest, kRaw };
 
 // Threads per block. In a block of kManyThreads, a thread has 64 registers.

@@ -181,7 +181,7 @@ struct LeafKeys {
   }
 };
 // Stands for the edits of a row whose list needs none: the row has no edits, or the scan has already applied them. If a
-// row's edits are applied when its list is made, a type of sample_edited.cu takes the place of NoEdits. The members are:
+// row's edits are applied when its list is made, a type of sample_edited.cu replaces NoEdits. The members are:
 //   key(slot, key)   a key that some column of the thread's leaf reaches; `key`: the leaf's largest before the edits
 //   reach(slot, key) a key that no column of this leaf exceeds; `key`: the result of key(), if it is not 0
 //   bins(s)          shared memory for a word of each thread

@@ -1,6 +1,6 @@
 // Finds the place of a row's kept set among the kept sets of all rows. A block publishes the number of its row's kept
-// columns, and waits for the counts of earlier rows. The wait ends, because blocks start in the order of their rows, so
-// the blocks of earlier rows are running or done.
+// columns, and waits for the counts of earlier rows. This wait cannot deadlock: blocks start in the order of their
+// rows, so the blocks of earlier rows are running or done.
 #pragma once
 
 #include "kernels/sample/check.h"

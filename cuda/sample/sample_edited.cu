@@ -12,7 +12,7 @@ constexpr int kEditTableBits = 11, kEditTable = 1 << kEditTableBits;
 constexpr int kMostEdits = kEditTable / 2, kMostProbes = 128;
 
 // The edits of a block's row. The edits lie in a table in shared memory, or in device memory if the table is too small.
-// The table is not larger, because more shared memory would leave less of L1 for the loads of other blocks.
+// A larger table would leave less of L1 for the loads of other blocks.
 template <class T>
 class RowListEdits {
   using Team = BlockTeam<kRowThreads>;
@@ -129,8 +129,8 @@ class RowListEdits {
   // z of an allowed column, given its logit.
   __device__ __forceinline__ float edited(int column, float z) const { return is_marked(column) ? out()[column] : z; }
 
-  // key() and reach() as in NoEdits. The leaf's largest z may have been that of an edited column. Then only the edited
-  // columns' z after the edits are certain to be reached.
+  // key() and reach() as in NoEdits. The leaf's largest z may have been that of an edited column. In this case only the
+  // z of edited columns after the edits are certainly reached.
   __device__ __forceinline__ std::uint32_t key(int slot, std::uint32_t key) const {
     const std::uint32_t edited = after()[slot], reach = max(key, edited);
     const bool spoiled = before()[slot] >= key;

@@ -10,8 +10,7 @@ namespace rlk::cuda {
 namespace {  // each architecture has its own copy of this code
 
 constexpr int kRowThreads = kMaxTeam;
-// Threads per block for steps that wait more than they compute. On sm_80 more threads would make the code spill
-// registers.
+// Threads per block for steps that are limited by latency. On sm_80 more threads would make the code spill registers.
 constexpr int kManyThreads = RLK_CUDA_SM90 ? 2 * kRowThreads : kRowThreads;
 constexpr int kKeptThreads = 512;
 
