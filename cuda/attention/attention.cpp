@@ -177,7 +177,7 @@ AttentionPlan choose_plan(const AttentionParams& p, int capability, int multipro
     constexpr std::int64_t kShortSplits = 8;  // splits of 1024 keys
     const std::int64_t most = grid.splits > kShortSplits ? multiprocessors * 3 / 2 : multiprocessors;
     if (grid.busy <= most && fits_plan(p, pairs, capability)) return pairs;
-    // Speculative drafts give all sequences equally many queries. kFewRows serves such calls without kMixed.
+    // Speculative drafts give all sequences equally many queries. kFewRows computes such calls without kMixed.
     const bool differ = mixes && p.q_tokens % sequences != 0;
     const bool fills = grid.blocks > 3 * std::int64_t{multiprocessors};
     if (differ && fills && fits()) return mixed;

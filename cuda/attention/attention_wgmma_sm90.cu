@@ -1,5 +1,5 @@
-// The forward of attention by wgmma for SM90. CMake compiles this file once for each `WgmmaForm` except kWhole, which
-// attention.cu compiles.
+// The forward of attention by wgmma for SM90. CMake compiles this file once for each `WgmmaForm`; attention.cu compiles
+// the form kWhole.
 #include "forward_mma.cuh"
 #include "forward_sm90.cuh"
 

@@ -1,8 +1,8 @@
-// The forward of attention for bf16 and fp16 by mma.sync, for SM80 and later. The kernel serves every shape, stride and
-// list of sequences. A block of four warps computes 64 rows. A row is one query in one of the heads that share a key
-// head. The warps process one block of keys after another. K and V pass through shared memory; scores, probabilities
-// and sums stay in registers. While products with K run, cp.async loads V, and while products with V run, the next K.
-// mma.sync limits the speed. README.md has measurements.
+// The forward of attention for bf16 and fp16 by mma.sync, for SM80 and later. The kernel supports every shape, stride
+// and list of sequences. A block of four warps computes 64 rows. A row is one query in one of the heads that share a
+// key head. The warps process one block of keys after another. K and V pass through shared memory; scores,
+// probabilities and sums stay in registers. While products with K run, cp.async loads V, and while products with V run,
+// the next K. mma.sync limits the speed. README.md has measurements.
 #pragma once
 
 #include "../common/async_copy_groups_sm80.cuh"

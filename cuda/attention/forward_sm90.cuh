@@ -1,8 +1,8 @@
-// The forward of attention for bf16 and fp16 by wgmma, for SM90. The kernel serves sequences with many queries if TMA
-// can load their heads. The keys may lie in pages. A block of threads is persistent, and two of its warps load. Two or three
-// warpgroups share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a warpgroup, the
-// softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. wgmma limits the speed.
-// README.md has measurements.
+// The forward of attention for bf16 and fp16 by wgmma, for SM90. The kernel computes sequences with many queries, if
+// TMA can load their heads. The keys may lie in pages. A block of threads is persistent, and two of its warps load. Two
+// or three warpgroups share a tile of one head, 64 queries each, and take turns on the tensor cores. Inside a
+// warpgroup, the softmax of a block of keys runs beside the previous block's P V and the next block's Q K^T. wgmma
+// limits the speed. README.md has measurements.
 #pragma once
 
 #include <algorithm>
@@ -142,7 +142,7 @@ void run_attention_wgmma(const Params& p, cudaStream_t stream) {
   if constexpr (kForm == WgmmaForm::kTall) {
     columns == 64 ? launch_attention_wgmma<T, WgmmaTile<64, 64, false, 3>, Exp::kHardware>(p, stream)
                   : launch_attention_wgmma<T, WgmmaTile<192, 128, true, 3>, Exp::kHardware>(p, stream);
-  } else if constexpr (kForm == WgmmaForm::kWide) {  // narrower heads take the next wider tile, whose other columns are
+  } else if constexpr (kForm == WgmmaForm::kWide) {  // narrower heads use the next wider tile, whose other columns are
                                                      // +0
     columns == 192 ? launch(WgmmaTile<192, 128>{}) : launch(WgmmaTile<256>{});
   } else if constexpr (kForm == WgmmaForm::kPadded) {

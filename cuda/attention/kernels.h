@@ -40,8 +40,8 @@ constexpr const char* name_of(const AttentionPlan& plan) {
                                     "groups", "wgmma",    "tall",  "mixed"};
   return kNames[static_cast<int>(plan.kernel)];
 }
-// fits_plan() returns whether a plan can serve a call on a GPU of compute capability `capability` (10 * major + minor).
-// choose_plan() returns the plan that serves the call on a GPU with this number of multiprocessors.
+// fits_plan() returns whether a plan supports a call on a GPU of compute capability `capability` (10 * major + minor).
+// choose_plan() returns the plan for the call on a GPU with this number of multiprocessors.
 bool fits_plan(const AttentionParams& p, const AttentionPlan& plan, int capability);
 AttentionPlan choose_plan(const AttentionParams& p, int capability, int multiprocessors);
 // Bytes of workspace. A tree needs its table of paths, and kWgmma needs a counter of tiles behind that table. The plans
@@ -72,7 +72,7 @@ inline bool has_outer_totals(const AttentionParams& p) {
   return p.head_dim > 128 && TileColumns::of(p.head_dim, p.value_dim).values > 128;
 }
 
-// Up to this number of rows per key head and sequence, on average, choose_plan() takes a plan of kFewRows to kGroups.
+// Up to this number of rows per key head and sequence, on average, choose_plan() returns a plan of kFewRows to kGroups.
 // So few rows would leave most of a larger tile empty.
 constexpr std::int64_t kFewRows = 32;
 
@@ -121,7 +121,7 @@ struct SplitGrid {
   }
 };
 
-// The grid of kMixed: splits serve sequences with at most `few` queries, and tiles of queries serve all other
+// The grid of kMixed: splits compute sequences with at most `few` queries, and tiles of queries compute all other
 // sequences. The host cannot read the sequences' lengths, so its sizes are upper bounds.
 struct MixedGrid {
   static constexpr std::int64_t kMostRows = 64;  // most rows per key head of a sequence with few queries
@@ -159,14 +159,14 @@ struct MixedGrid {
 struct MixedParams : AttentionParams {
   std::int64_t few;  // `few` and `by_token` are those of MixedGrid
   bool by_token;
-  // Whether splits serve sequence b.
+  // Whether splits compute sequence b.
   RLK_HD bool has_few(std::int64_t b) const {
     const AttentionRange q = attention_place(cu_seqlens_q, b, q_tokens);
     return q.last - q.first <= few;
   }
 };
-// Whether a kernel with these Params serves mixed batches. It then tests which sequences have few queries, and serves
-// either these sequences or all others.
+// Whether a kernel with these Params serves mixed batches. Such a kernel tests which sequences have few queries, and
+// computes either these sequences or all others.
 template <class Params>
 constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 

@@ -139,7 +139,8 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
 #pragma unroll
     for (int i = 0; i < Tile::kSums; ++i) asm volatile("" : "+f"(o_[i])::"memory");
   }
-  // Makes the compiler add up a row's probabilities here. If it added them later, it would wait for each exponential.
+  // Makes the compiler add up a row's probabilities here. If the compiler moved the additions to later, each addition
+  // would wait for its exponential.
   __device__ __forceinline__ void pin_groups(int r) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -285,7 +286,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     before_at_ = at_;
     at_.advance(Tile::kStages);
     const int values_stage = kIsTight ? at_.stage : values_stage_before;
-    // Whether the next keys have arrived. The result is used later, so nothing waits for the test.
+    // Whether the next keys have arrived. The result is used later, so no instruction waits for the test.
     const bool is_ready = !has_next || mbarrier_test_block(shared_.keys_full(at_.stage), at_.phase);
     // kAhead: the first row's exponentials come before the wait for P V, and the second row's exponentials come between
     // the multiplications that rescale sums. The second row's scores are scaled before the wait.

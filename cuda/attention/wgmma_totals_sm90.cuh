@@ -14,9 +14,9 @@ class WgmmaTotals {
  protected:
   __device__ __forceinline__ explicit WgmmaTotals(const WgmmaCall* call) : call_(call) {}
 
-  // kIsTight: the kernel has few registers to spare. The sums of a split then begin as +0, which ends the use of their
-  // registers at the end of a split. If not kIsTight, the first product of a split overwrites the sums. A kIsTight
-  // kernel also adds up the first row's probabilities before the second row's.
+  // kIsTight: the kernel has few registers to spare. The sums of each split then start at +0, so their registers are
+  // free at the end of a split. If not kIsTight, the first product of a split overwrites the sums. A kIsTight kernel
+  // also adds up the first row's probabilities before the second row's.
   static constexpr bool kIsTight = Tile::kIsLean && kExp == Exp::kHardware;
   __device__ __forceinline__ void zero_sums() {
 #pragma unroll

@@ -347,8 +347,8 @@ __device__ __forceinline__ void load_parts(const Params& p, std::uint32_t to, co
   __syncwarp();
 }
 
-// If kIsKey, loads a tile's blocks of K, and the tile's queries after the first block. If not, loads the tile's blocks
-// of V. All lanes of a warp call this function.
+// If kIsKey, loads a tile's blocks of K, and the tile's queries after the first block. Otherwise loads the tile's
+// blocks of V. All lanes of a warp call this function.
 template <class T, class Tile, bool kIsKey, class Params>
 __device__ __forceinline__ void load_blocks(const Params& p, const WgmmaCallOf<Params>& call,
                                             const WgmmaShared<Tile>& shared, const WgmmaWork& work, RingPosition& at,

@@ -39,7 +39,7 @@ RLK_HD float length_of(const GroupAdvantageParams& p, std::int64_t i) {
 RLK_HD GroupAlone alone_in_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean ? GroupAlone::kZero : p.alone;
 }
-// Whether a group's deviation is computed about the batch's mean.
+// Whether a group's deviation is taken from the batch's mean, not from the group's mean.
 RLK_HD bool deviates_from_batch(const GroupAdvantageParams& p) {
   return p.baseline_kind == GroupBaseline::kBatchMean && p.scale == GroupScale::kGroup;
 }

@@ -1,4 +1,4 @@
-// The backward of attention for bf16 and fp16 by wgmma, for SM90. The kernels serve heads that TMA can load. A first
+// The backward of attention for bf16 and fp16 by wgmma, for SM90. The kernels support heads that TMA can load. A first
 // kernel computes u = lse * log2(e) and delta for each tile of 64 queries. The main kernel is persistent. A thread
 // block of three warpgroups takes 128 keys of a key head. The block keeps dk and dv of these keys in registers, and
 // processes the query tiles that see the keys, query head by query head. A job has all query heads of the key head, or
@@ -180,7 +180,7 @@ template <class T, class Tile, class Params>
 __global__ void __launch_bounds__(256)
     attention_round_dq_kernel(const __grid_constant__ Params p, const __grid_constant__ GradientCallOf<Params> call) {
   allow_next_kernel();
-  // The next kernel waits only for this kernel, but also needs the results of the previous kernel. So this kernel must
+  // The next kernel waits only for this kernel, but needs the results of the previous kernel, too. So this kernel must
   // end after the previous kernel.
   if (blockIdx.x == gridDim.x - 1) wait_for_previous_kernel();
   const std::int64_t slot = blockIdx.x % call.slots, head = blockIdx.x / call.slots;

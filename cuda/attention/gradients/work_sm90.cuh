@@ -10,7 +10,7 @@
 
 namespace rlk::cuda {
 
-// What mma.sync needs to repeat a call that wgmma computed. The members are copies of members of GradientCall.
+// The data that mma.sync needs to repeat a call that wgmma computed. The members are copies of members of GradientCall.
 struct GradientTiles {
   std::int32_t slots, of_sequence, slack;
   const float* scalars;
@@ -136,7 +136,8 @@ __device__ __forceinline__ GradientQueries gradient_queries(const AttentionBackw
                                      : static_cast<std::int32_t>(call.of_sequence * span.sequence);
   return q;
 }
-// Returns the first of the blocks of kKeys keys that add dq to the tile at position `tile`. It has the highest keys.
+// Returns the first of the blocks of kKeys keys that add dq to the tile at position `tile`. This block has the highest
+// keys.
 template <int kKeys>
 __device__ __forceinline__ std::int32_t first_contributor(bool causal, std::int32_t num_keys, std::int32_t tile) {
   return (causal ? min(tile + 63, num_keys - 1) : num_keys - 1) / kKeys;

@@ -1,8 +1,8 @@
 // The forward of attention for sequences with few queries, for SM90. A cluster of four blocks of threads (ranks 0 ...
 // 3) computes 16 rows of one split, eight blocks of keys at a time ("a round"). Each rank computes the scores of two
 // blocks of keys and sends the probabilities to all four ranks. Then each rank sums its quarter of V's columns over all
-// keys. So K and V are loaded only once. The kernel serves calls with so few splits that each split can have four
-// multiprocessors. The results have the same bits as those of mma.cuh. Latency limits the speed, since the steps over
+// keys. So K and V are loaded only once. The kernel computes calls with so few splits that each split can have four
+// multiprocessors. The results are bit-identical to those of mma.cuh. Latency limits the speed, since the steps over
 // the keys run one after another. README.md has measurements.
 #pragma once
 

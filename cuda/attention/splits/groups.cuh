@@ -1,7 +1,7 @@
 // The forward of attention for sequences with few queries and a shared prefix. A group is the sequences that share a
 // prefix. This file computes the splits of keys that lie in the shared pages of a group. A block of threads computes
 // one split for 64 rows of the group, which may belong to several sequences. So pages are read once for 64 rows. The
-// results have the same bits as those of rows.cuh, and are stored at the same addresses. The code that computes a tile
+// results are bit-identical to those of rows.cuh, and are stored at the same addresses. The code that computes a tile
 // is in forward_mma.cuh.
 #pragma once
 

@@ -1,6 +1,6 @@
 // The forward of attention for sequences with few queries and a shared prefix, by wgmma, for SM90. This file computes
 // the splits of keys that lie in the shared pages of a group of sequences. A warpgroup computes one split for 64 rows
-// of the group, and a warp loads pages by TMA. The results have the same bits as those of groups.cuh.
+// of the group, and a warp loads pages by TMA. The results are bit-identical to those of groups.cuh.
 #pragma once
 
 #include "../forward_sm90.cuh"

@@ -1,7 +1,7 @@
 // The forward of attention for sequences with few queries, for SM90. Eight warps process two blocks of keys (a pair) at
 // a time. Four more warps load K and V by TMA; a box is a page, or the part of a page that lies in the block of keys.
-// The kernel serves calls with so few splits that each split can have a multiprocessor of its own. Latency limits the
-// speed of such calls, since the steps over blocks of keys run one after another. The results have the same bits as
+// The kernel computes calls with so few splits that each split can have a multiprocessor of its own. Latency limits the
+// speed of such calls, since the steps over blocks of keys run one after another. The results are bit-identical to
 // those of mma.cuh. README.md has measurements.
 #pragma once
 

@@ -201,7 +201,7 @@ class SplitRows {
     return true;
   }
   // Finds the tile's rows and the range of the split's keys that these rows see. Returns whether the rows see any key.
-  // If not, the ranges are not valid.
+  // If the rows see no key, the ranges are not valid.
   __device__ __forceinline__ bool find(const AttentionSpan& span, std::int64_t first_row) {
     first_place_ = row_of(p_, sequence_, span.q_first);
     const std::int64_t rows = span.num_queries * call_.group;
