@@ -44,7 +44,7 @@ constexpr double kSlowFlops = 4e11;  // a replay has one such product
 // Batch sizes of decode, as engines capture them; beyond them steps, since the time of a product rises in steps.
 std::vector<std::int64_t> forward_rows() {
   std::vector<std::int64_t> rows = {1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128};
-  for (const auto& [last, step] : {std::pair{512, 16}, {1024, 64}, {2048, 128}, {4096, 256}, {16384, 1024}}) {
+  for (const auto& [last, step] : {std::pair{512, 16}, {1024, 32}, {2048, 64}, {4096, 128}, {16384, 1024}}) {
     while (rows.back() < last) rows.push_back(rows.back() + step);
   }
   return rows;
