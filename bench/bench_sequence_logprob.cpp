@@ -1,5 +1,5 @@
-// Microbenchmark of sequence_logprob on CUDA. The benchmark prints one row per plan that serves a case, and one row for
-// the gradient. A row shows the bytes that a call must move, and their share of the bandwidth of a copy in the same
+// Microbenchmark of sequence_logprob on CUDA. The benchmark prints one row per plan that supports a case, and one row
+// for the gradient. A row shows the bytes that a call must move, and their share of the bandwidth of a copy in the same
 // run.
 #include <algorithm>
 

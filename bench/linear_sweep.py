@@ -2,10 +2,10 @@
 
     python bench/linear_sweep.py [--rounds 30] [--seconds 110] [--rows 1,64,8192] [--tsv FILE]
 
-A cell holds the time of engine="auto" and of engine="native", each divided by the time of the faster cuBLAS setting.
-The settings are torch's default (torch.mm) and a handle without a workspace, as CUBLAS_WORKSPACE_CONFIG=:0:0 gives. All
-four replay CUDA graphs in turn in one process. Every cell whose "auto" exceeds 1.02 is measured again, with twice the
-rounds.
+A cell has two ratios: the time of engine="auto" and of engine="native", divided by the time of the faster cuBLAS
+setting. The settings are torch's default (torch.mm) and a handle without a workspace, as CUBLAS_WORKSPACE_CONFIG=:0:0
+gives. All four replay CUDA graphs in turn in one process. Every cell whose "auto" exceeds 1.02 is measured again, with
+twice the rounds.
 """
 
 from __future__ import annotations

@@ -169,8 +169,8 @@ class Recorder {
     cuda::gemm_sm90(p, cuda::choose_plan_sm90(p, cuda::multiprocessors(0)), stream);
   }
 
-  // What the library proposes for several numbers of rows from `wanted` on. The library may propose other algorithms for
-  // 414 than for 416 rows, although each algorithm serves both.
+  // What the library proposes for several numbers of rows from `wanted` on. The library may propose other algorithms
+  // for 414 than for 416 rows, although each algorithm supports both numbers.
   std::vector<cuda::CublasLtAlgorithm> proposals_of(std::int64_t wanted) const {
     std::vector<cuda::CublasLtAlgorithm> all;
     for (const std::int64_t rows : {rows_, rows_ - 2, (wanted + rows_) / 2}) {

@@ -58,7 +58,7 @@ SampleParams draw_of(const LinearSampleParams& p, std::int64_t row, std::int64_t
   return q;
 }
 
-// Whether one kernel serves the product of these rows and their leaf statistics, without storing logits.
+// Whether one kernel computes the product of these rows and their leaf statistics, without storing logits.
 bool is_fused([[maybe_unused]] const LinearParams& product, [[maybe_unused]] const SampleParams& draw,
               [[maybe_unused]] Device device) {
 #if RLK_WITH_CUDA
@@ -73,7 +73,7 @@ struct RowPieces {
   std::int64_t bytes;
   RowPieces(const LinearSampleParams& p, std::int64_t rows, Device device) {
     Pieces pieces(p.workspace);
-    // If the kernel serves all rows of a call, it also serves any part of them.
+    // If the kernel supports all rows of a call, it also supports any part of these rows.
     const std::int64_t stored = is_fused(p.product, p.draw, device) ? 0 : rows;
     logits = pieces.take(stored * p.product.out_features * size_of(p.product.out_dtype));
     of_sample = pieces.take(sample_workspace_bytes(draw_of(p, 0, rows), device));

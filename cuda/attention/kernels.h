@@ -165,15 +165,15 @@ struct MixedParams : AttentionParams {
     return q.last - q.first <= few;
   }
 };
-// Whether a kernel with these Params serves mixed batches. Such a kernel tests which sequences have few queries, and
+// Whether a kernel with these Params computes mixed batches. Such a kernel tests which sequences have few queries, and
 // computes either these sequences or all others.
 template <class Params>
 constexpr bool kMayMix = std::is_same_v<Params, MixedParams>;
 
 // The plans of a backward.
 enum class GradientKernel : std::int32_t {
-  kPasses,  // one pass computes dq, and a second pass computes dk and dv; serves every call
-  kWgmma,   // sm_90: dq, dk and dv in one pass; serves the calls that the forward's kWgmma serves
+  kPasses,  // one pass computes dq, and a second pass computes dk and dv; for every call
+  kWgmma,   // sm_90: dq, dk and dv in one pass; for the calls that the forward's kWgmma supports
   kParts,   // kWgmma with a separate job for each query head, if key heads have several query heads; no trees, and at
             // most 128 columns
 };

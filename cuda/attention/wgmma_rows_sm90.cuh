@@ -576,7 +576,7 @@ class WgmmaRows : protected WgmmaTotals<Tile, kExp> {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "n"(kThreads) : "memory");
   }
 
-  // Padded tiles serve narrower heads. Columns beyond value_dim are not stored.
+  // Padded tiles are for narrower heads. Columns beyond value_dim are not stored.
   __device__ __forceinline__ std::int64_t value_dim() const {
     return Tile::kIsPadded ? p_.value_dim : Tile::kValueColumns;
   }

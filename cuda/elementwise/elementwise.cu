@@ -1,7 +1,7 @@
 // Kernels of elementwise operators. Bound by HBM: each input is read once, each output is written once.
 //
 // elementwise_kernel: a thread takes kVec8s times eight columns of a row, and their loads are in flight together.
-// elementwise_any_kernel: a thread takes eight single columns. This kernel serves any width and any alignment. Each
+// elementwise_any_kernel: a thread takes eight single columns. This kernel supports any width and any alignment. Each
 // thread reads all elements that it will overwrite before it writes any element, so an output array may be an input
 // array. All architectures share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"

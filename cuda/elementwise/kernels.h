@@ -7,8 +7,7 @@
 
 namespace rlk::cuda {
 
-// The plans: vec8s (eight adjacent columns) per thread, or 0 for eight single columns, which serve any width and
-// alignment.
+// The plans: vec8s (eight adjacent columns) per thread, or 0 for eight single columns, for any width and alignment.
 constexpr int kElementwiseVec8s[] = {1, 2, 0};
 
 // Whether every row of the given arrays begins at a multiple of 16 bytes.

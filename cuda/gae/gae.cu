@@ -100,12 +100,12 @@ __device__ __forceinline__ ScanStep scan_lanes(ScanStep block, int lane) {
 // all such chunks of a call.
 struct WholeChunk {
   static constexpr int kStages = 5;
-  float step = 0.0f;              // 0: whole chunks take the general scan
+  float step = 0.0f;              // 0: whole chunks run the general scan
   float before[kStages] = {};     // product of the coefficients of 2^stage lanes
   float total = 0.0f;             // product of the coefficients of all lanes
   float behind[kScanLanes] = {};  // for each lane, product of the later lanes' coefficients; unused for the last lane
 
-  // If the product of a chunk's coefficients is below the least normal number, `step` stays 0, and chunks take the
+  // If the product of a chunk's coefficients is below the least normal number, `step` stays 0, and chunks run the
   // general scan. The host may round such products differently from the device.
   explicit WholeChunk(const GaeParams& p) {
     if (p.kind == GaeKind::kVtrace) return;

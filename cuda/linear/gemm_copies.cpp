@@ -91,7 +91,7 @@ GemmCopies copies_of(const GemmParams& p, bool a, bool b, std::int64_t bytes) {
   if (a) q.a = of_copy(p.a, somewhere, p.m, p.contraction);
   if (b) q.b = of_copy(p.b, somewhere, p.n, p.contraction);
   // `row_limit` counts rows of the whole product, so a part of the product cannot use it. If rows of D begin but do not
-  // end at multiples of 16 bytes, the product takes the kernel for any layout, because such a product failed a test
+  // end at multiples of 16 bytes, the product runs the kernel for any layout, because such a product failed a test
   // (README.md).
   const bool ends_inside =
       rows_begin_at_16_bytes(p.d, p.d_rows, p.m, size_of(p.d_dtype)) && p.n * size_of(p.d_dtype) % 16 != 0;
@@ -180,7 +180,7 @@ void gemm_by_copies(const GemmParams& p, const GemmCopies& copies, void* workspa
     if (p.bias != nullptr) q.bias = static_cast<const unsigned char*>(p.bias) + j * size_of(p.bias_dtype);
     for (std::int64_t i = 0; i < p.m; i += rows_a) {
       q.m = std::min(rows_a, p.m - i);
-      // A copy of the whole operand serves all parts.
+      // All parts use one copy of the whole operand.
       const bool copies_a = copies.rows_a > 0 && (j == 0 || rows_a < p.m), copies_b = copies.rows_b > 0 && i == 0;
       if (copies.rows_a > 0) q.a = of_copy(p.a, of_a, q.m, p.contraction);
       if (copies.rows_b > 0) q.b = of_copy(p.b, of_b, q.n, p.contraction);

@@ -38,8 +38,8 @@ inline HeadWorkspace head_workspace(const HeadColumns& columns, int blocks) {
 }
 
 // Workspace of a call with more rows: groups of rows, target_z, nodes of whole runs, leaves of single pairs, each at a
-// multiple of 16 bytes. The host does not know the number of scored rows, so the layout serves any number up to
-// `row_blocks` blocks. `node_bytes`: bytes of a node.
+// multiple of 16 bytes. The host does not know the number of scored rows, so the layout has room for up to `row_blocks`
+// blocks. `node_bytes`: bytes of a node.
 struct PairWorkspace {
   std::int64_t target_z, nodes, pair_nodes, bytes;
 };

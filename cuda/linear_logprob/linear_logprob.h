@@ -6,8 +6,8 @@
 
 namespace rlk::cuda {
 
-// `fuses_linear_logprob`: whether a fused forward serves a call without logits in memory. The next two functions return
-// the workspace of this forward and launch it.
+// `fuses_linear_logprob`: whether a fused forward computes a call without logits in memory. The next two functions
+// return the workspace of this forward and launch it.
 bool fuses_linear_logprob(const LinearLogprobParams& p, int device);
 WorkspaceRange fused_linear_logprob_workspace(const LinearLogprobParams& p, int device);
 void fused_linear_logprob(const LinearLogprobParams& p, int device, Stream stream);

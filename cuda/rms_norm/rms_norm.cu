@@ -4,8 +4,8 @@
 // rms_norm_row_kernel: kThreads threads hold a row in registers between its sum and its output. Thread t has vec8s t, t
 //   + kThreads, ..., which make up whole lanes of the contract's sum (row.cuh). There are many short blocks, so that
 //   the hardware's scheduler keeps every multiprocessor busy with memory requests. The weight stays in L1.
-//   rms_norm_any_kernel: a block reads a row twice. This kernel serves any width and alignment. All architectures share
-//   this source; each has its own machine code.
+//   rms_norm_any_kernel: a block reads a row twice. This kernel supports any width and alignment. All architectures
+//   share this source; each has its own machine code.
 #include "../common/dependent_launch.cuh"
 #include "kernels.h"
 #include "row.cuh"
@@ -46,8 +46,8 @@ __device__ __forceinline__ void prefetch_rows(const RmsNormParams& p, std::int64
 }
 
 // kPlain: is_plain() is true for the call, as for most calls, so the kernel need not test these properties. `many`: the
-// call has many rows; a kernel with kPlain and kResidual serves only such calls. For many rows with a residual, the
-// kernel prefetches no rows and loads weights only after a row's sum. This leaves registers for loads of more rows.
+// call has many rows, as every call of a kernel with kPlain and kResidual. For many rows with a residual, the kernel
+// prefetches no rows and loads weights only after a row's sum. This leaves registers for loads of more rows.
 template <class T, int kThreads, int kVec8s, bool kResidual, bool kPlain>
 __global__ void __launch_bounds__(kRowBlock<kThreads>, (kRowBlocks<T, kThreads, kVec8s>))
     rms_norm_row_kernel(const __grid_constant__ RmsNormParams p, [[maybe_unused]] bool many, bool evict_first) {

@@ -7,7 +7,7 @@
 // all vec8s, then the position and the angles, and then rotates every head by these angles. Separate threads copy the
 // columns that are not rotated. rope_lanes_kernel (lanes_sm90.cuh, many tokens): a thread has one vec8 of each of two
 // heads, and lanes exchange vec8s. rope_stream_kernel (stream_sm90.cuh, many tokens): TMA moves whole tokens through
-// shared memory. rope_elements_kernel: one thread rotates one pair of one head. This form serves any width and any
+// shared memory. rope_elements_kernel: one thread rotates one pair of one head. This form supports any width and any
 // alignment.
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 
 namespace rlk::cuda {
 
-// `fuses_linear_sample` returns whether one kernel serves a call's product and the leaf statistics of its rows.
+// `fuses_linear_sample` returns whether one kernel computes a call's product and the leaf statistics of its rows.
 // `fused_linear_sample` runs that kernel, then the draw. `draw` describes the product's logits, and has the workspace
 // of sample.
 bool fuses_linear_sample(const LinearParams& product, const SampleParams& draw, int device);

@@ -1,4 +1,4 @@
-// The tiles of passes over tokens on CUDA. Any plan serves any call, with the same bits.
+// The tiles of passes over tokens on CUDA. Every plan supports every call, with the same bits.
 #pragma once
 
 #include "kernels/tokens/workspace.h"

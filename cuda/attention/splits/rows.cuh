@@ -23,7 +23,7 @@ struct SplitShape {
   static constexpr int kRowBytes = kColumns * 2, kChunks = kColumns / 8, kOperandBytes = kKeys * kRowBytes;
   using Params = AttentionParams;
   static constexpr bool kPartial = false;     // whether the caller wants partials: the sums of single splits
-  static constexpr bool kMixed = false;       // whether the kernel serves a mixed batch
+  static constexpr bool kMixed = false;       // whether the kernel computes a part of a mixed batch
   static constexpr bool kShares = false;      // whether another kernel computes the splits that a group shares
   static constexpr bool kAllowsNext = false;  // whether calls without a merge let the next kernel begin early
   // Bytes of shared memory for probabilities, largest scores, sums of probabilities, and factors for rescaling.
