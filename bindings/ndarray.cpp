@@ -281,7 +281,7 @@ Exchange exchange_of(nb::handle array) {
     PyObject* is_neg = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "is_neg");
     if (!is_neg) PyErr_Clear();
     Exchange& entry = cache[next++ % std::size(cache)];
-    Py_INCREF(reinterpret_cast<PyObject*>(type));  // keeps the address from being reused for another type
+    Py_INCREF(reinterpret_cast<PyObject*>(type));  // prevents that another type gets this address
     Py_XDECREF(reinterpret_cast<PyObject*>(entry.type));
     Py_XDECREF(entry.is_neg);
     const bool overrides =

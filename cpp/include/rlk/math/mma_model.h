@@ -1,5 +1,5 @@
-// One multiply-accumulate step of each supported matrix unit, bit for bit, in integer arithmetic. It is the reference
-// for rk.arithmetic().
+// One multiply-accumulate step of each supported matrix unit, bit for bit, in integer arithmetic. This model is the
+// reference for rk.arithmetic().
 //
 // Every unit forms exact products of bfloat16 or binary16 operands and adds them to an fp32 accumulator. Units differ
 // in the number of products summed at once, in how aligned addends are cut, and in the last rounding.

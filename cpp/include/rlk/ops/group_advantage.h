@@ -45,11 +45,11 @@
 // float is +Inf. For all finite rewards, each advantage that a float can hold is right, even where sums or squares of
 // the rewards would overflow or underflow. A NaN reward that counts makes its own advantage NaN. It also makes each
 // advantage NaN that is computed with this reward in a mean, in a deviation or by best_only. Every NaN output is the
-// canonical NaN. An advantage has the same bits wherever its group stands in the batch, and on every backend. Scale
+// canonical NaN. An advantage has the same bits at any place of its group in the batch, and on every backend. Scale
 // kBatch, kBatchMean and by_nonzero are exceptions, since they use the rewards of the whole batch. Groups are given by
-// offsets, by one size for all groups, or by ids. Sequences with equal ids form a group, and may stand in any order.
-// With offsets out of order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h).
-// The call enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
+// offsets, by one size for all groups, or by ids. Sequences with equal ids form a group, in any order. With offsets out
+// of order the CPU throws InvalidArgument before it writes anything; a GPU clamps them (rlk/tokens.h). The call
+// enqueues its work on `stream`, which CPU backends ignore; it neither allocates nor synchronises.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,7 @@
 //
 // The call computes the logits of some rows in the workspace, as many as it has room for, then draws these rows'
 // tokens, and goes on to the next rows. A fused kernel for few rows stores no logits, and its calls need no memory for
-// them. The size of the workspace decides how much is computed at once, but changes no result.
+// them. The size of the workspace decides how many rows are computed at once, but changes no result.
 // The call enqueues its work on `stream`; it neither allocates nor synchronises. The operator runs on every device on
 // which `linear` and `sample` run.
 #pragma once
